@@ -1,0 +1,532 @@
+"""Clients over an engine in this process, and the one thread that steps it. Which engine is the backend's choice.
+
+Every verb checks its input, enqueues an op and returns the future of its ticket. The thread hands tickets to the engine
+in the order they came, so submission order is program order, and turns what the engine finished into results.
+"""
+
+import itertools
+import logging
+import queue
+import re
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from stovetop.backends.older_names import with_older_names
+from stovetop.client import Tokenizer, UserMetadata
+from stovetop.durable import read_manifest
+from stovetop.engine import ops
+from stovetop.errors import CheckpointError, InvalidRequest, RequestFailedError, StovetopError
+from stovetop.futures import APIFuture, ClientFuture, pending
+from stovetop.losses import LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
+from stovetop.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    GetInfoResponse,
+    GetServerCapabilitiesResponse,
+    LoadWeightsResponse,
+    LoraConfig,
+    ModelData,
+    ModelInput,
+    OptimStepResponse,
+    SampleResponse,
+    SamplingParams,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+    SupportedModel,
+)
+
+if TYPE_CHECKING:
+    from stovetop.client import CustomLossFn
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as a client made it: what the recording backend keeps."""
+
+    client: str  # model id of a training client, "sampling" or "service"
+    verb: str
+    arguments: dict[str, Any]
+
+
+Observer = Callable[[Call], None]
+
+
+# ---- the thread ------------------------------------------------------------------------------------------------------
+
+
+class EngineThread:
+    """Owns an engine and steps it. `call` may be used from any thread; futures resolve in the engine's.
+
+    Consumes ops from its inbox, produces results of futures; waits when there is nothing to do; stopped by `close`,
+    which finishes what was accepted.
+    """
+
+    def __init__(self, open_engine: Callable[[], ops.Engine], name: str) -> None:
+        self._inbox: queue.SimpleQueue[_Accepted | None] = queue.SimpleQueue()
+        self._engine: Future[ops.Engine] = pending()
+        self._waiting: dict[ops.Op, _Accepted] = {}
+        self._closed = False
+        self._finishing = False  # the thread has seen the closing mark, behind which nothing comes
+        self._lock = threading.Lock()  # protects _closed, so that nothing is put behind the closing mark
+        self._thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def engine(self) -> ops.Engine:
+        """The engine, once it is loaded."""
+        return self._engine.result()
+
+    def call(self, what: str, op: ops.Op, finish: Callable[[Any], Any] = lambda result: result) -> APIFuture[Any]:
+        """Enqueues an op. `what` names the call in errors, `finish` makes the public result from the engine's."""
+        future: Future[Any] = pending()
+        with self._lock:
+            if self._closed:
+                raise InvalidRequest(f"{what}: this client's service is closed; make a new ServiceClient")
+            self._inbox.put(_Accepted(what, op, finish, future))
+        return APIFuture(future)
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self, open_engine: Callable[[], ops.Engine]) -> None:
+        try:
+            engine = open_engine()
+        except Exception as error:
+            self._engine.set_exception(error)
+            return
+        self._engine.set_result(engine)
+        try:
+            while self._accept(engine) or not engine.idle:
+                for done in engine.step():
+                    self._waiting.pop(done.ticket.op).resolve(done)
+        except Exception as error:  # a fault of ours: the engine is not to be trusted, and nobody may wait for ever
+            log.exception("the engine failed")
+            self._fail_all(error)
+
+    def _accept(self, engine: ops.Engine) -> bool:
+        """Takes in what has come, waiting for something when the engine is idle. False once `close` was called."""
+        while not self._finishing and (engine.idle or not self._inbox.empty()):
+            accepted = self._inbox.get()
+            if accepted is None:
+                self._finishing = True
+            else:
+                self._waiting[accepted.op] = accepted
+                engine.submit(accepted.op)
+        return not self._finishing
+
+    def _fail_all(self, error: Exception) -> None:
+        """What waits, and whatever still comes until `close`."""
+        for accepted in self._waiting.values():
+            accepted.fail(error)
+        while not self._finishing:
+            accepted = self._inbox.get()
+            if accepted is None:
+                self._finishing = True
+            else:
+                accepted.fail(error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Accepted:
+    what: str
+    op: ops.Op
+    finish: Callable[[Any], Any]
+    future: "Future[Any]"
+
+    def resolve(self, done: ops.Finished) -> None:
+        if done.error is None:
+            self.future.set_result(self.finish(done.result))
+        else:
+            self.fail(done.error)
+
+    def fail(self, error: BaseException) -> None:
+        if isinstance(error, CheckpointError | RequestFailedError):
+            self.future.set_exception(error)
+        else:
+            category = "user" if isinstance(error, StovetopError) else "server"
+            failure = RequestFailedError(f"{self.what} failed: {error or type(error).__name__}", category)
+            failure.__cause__ = error
+            self.future.set_exception(failure)
+
+
+# ---- the clients -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Base:
+    """What the clients of one base model share."""
+
+    name: str  # of the base model, as the user gave it
+    thread: EngineThread
+    storage: Path
+    observe: Observer
+
+
+@with_older_names("sample", "compute_logprobs", value=True)
+@with_older_names("get_base_model")
+class InProcessSamplingClient:
+    """See `client.SamplingClient`."""
+
+    def __init__(self, base: _Base, weights: ops.Weights | None) -> None:
+        self._base = base
+        self._weights = weights
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+    ) -> APIFuture[SampleResponse]:
+        limits = self._base.thread.engine.limits
+        check_model_input(prompt, limits, what="sample: prompt")
+        if num_samples < 1:
+            raise InvalidRequest(f"sample: num_samples must be at least 1: {num_samples}")
+        if topk_prompt_logprobs < 0 or topk_prompt_logprobs > limits.vocab_size:
+            raise InvalidRequest(
+                f"sample: topk_prompt_logprobs must be in 0..{limits.vocab_size}: {topk_prompt_logprobs}"
+            )
+        stop_ids = [stop for stop in sampling_params.stop or () if isinstance(stop, int)]
+        check_token_ids(np.array(stop_ids, np.int64), limits, what="sample: stop")
+        params = _completed(sampling_params, prompt, limits.context_length, limits.name)
+        self._base.observe(
+            Call(
+                "sampling",
+                "sample",
+                {"prompt": prompt, "num_samples": num_samples, "sampling_params": sampling_params},
+            )
+        )
+        op = ops.Sample(self._weights, prompt, num_samples, params, include_prompt_logprobs, topk_prompt_logprobs)
+        return self._base.thread.call("sample", op)
+
+    def compute_logprobs(self, prompt: ModelInput) -> APIFuture[list[float | None]]:
+        check_model_input(prompt, self._base.thread.engine.limits, what="compute_logprobs: prompt")
+        self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
+        return self._base.thread.call("compute_logprobs", ops.ComputeLogprobs(self._weights, prompt))
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._base.thread.engine.get_tokenizer()
+
+    def get_base_model(self) -> str:
+        return self._base.name
+
+
+@with_older_names(
+    "forward",
+    "forward_backward",
+    "forward_backward_custom",
+    "optim_step",
+    "save_state",
+    "load_state",
+    "load_state_with_optimizer",
+    "save_weights_for_sampler",
+    "get_info",
+)
+@with_older_names("save_weights_and_get_sampling_client", "create_sampling_client", value=True)
+class InProcessTrainingClient:
+    """See `client.TrainingClient`."""
+
+    def __init__(
+        self, base: _Base, adapter: ops.Adapter, config: LoraConfig, model_id: str, user_metadata: UserMetadata
+    ) -> None:
+        self.model_id = model_id
+        self._base = base
+        self._adapter = adapter
+        self._config = config
+        self._user_metadata = user_metadata  # goes into every checkpoint
+        self._number = itertools.count(1)
+
+    def forward(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        loss = parse_loss(loss_fn, loss_fn_config)
+        check_data(data, loss, self._base.thread.engine.limits)
+        arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
+        return self._call("forward", arguments, ops.Forward(self._adapter, list(data), loss))
+
+    def forward_backward(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        loss = parse_loss(loss_fn, loss_fn_config)
+        check_data(data, loss, self._base.thread.engine.limits)
+        arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
+        return self._call("forward_backward", arguments, ops.ForwardBackward(self._adapter, list(data), loss))
+
+    def forward_backward_custom(
+        self, data: Sequence[Datum], loss_fn: "CustomLossFn"
+    ) -> APIFuture[ForwardBackwardOutput]:
+        check_shapes(data, self._base.thread.engine.limits)
+        op = ops.ForwardBackwardCustom(self._adapter, list(data), loss_fn)
+        return self._call("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn}, op)
+
+    def optim_step(self, optim_params: AdamParams) -> APIFuture[OptimStepResponse]:
+        op = ops.OptimStep(self._adapter, optim_params)
+        return self._call("optim_step", {"optim_params": optim_params}, op)
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: UserMetadata | None = None,
+    ) -> APIFuture[SaveWeightsResponse]:
+        path = self._path("weights", name, overwrite)
+        op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=True, overwrite=overwrite)
+        return self._call("save_state", {"name": name}, op, lambda _: SaveWeightsResponse(str(path)))
+
+    def save_weights_for_sampler(
+        self, name: str, ttl_seconds: int | None = None, user_metadata: UserMetadata | None = None
+    ) -> APIFuture[SaveWeightsForSamplerResponse]:
+        path = self._path("sampler_weights", name, overwrite=False)
+        op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=False, overwrite=False)
+        return self._call(
+            "save_weights_for_sampler", {"name": name}, op, lambda _: SaveWeightsForSamplerResponse(str(path))
+        )
+
+    def load_state(self, path: str) -> APIFuture[LoadWeightsResponse]:
+        return self._load("load_state", path, with_optimizer=False)
+
+    def load_state_with_optimizer(self, path: str) -> APIFuture[LoadWeightsResponse]:
+        return self._load("load_state_with_optimizer", path, with_optimizer=True)
+
+    def save_weights_and_get_sampling_client(self, name: str | None = None) -> ClientFuture[Any]:
+        """Frozen at the weights as of this call; nothing is written, so `name` is only recorded."""
+        frozen = self._call(
+            "save_weights_and_get_sampling_client",
+            {"name": name},
+            ops.Freeze(self._adapter),
+            lambda weights: InProcessSamplingClient(self._base, weights),
+        )
+        return ClientFuture(frozen.future())
+
+    def create_sampling_client(self, model_path: str) -> ClientFuture[Any]:
+        self._base.observe(Call(self.model_id, "create_sampling_client", {"model_path": model_path}))
+        return _load_sampling_client(self._base, model_path)
+
+    def get_info(self) -> GetInfoResponse:
+        data = ModelData(arch="lora", model_name=self._base.name, tokenizer_id=self._base.name)
+        return GetInfoResponse(data, self.model_id, True, self._config.rank, self._base.name)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._base.thread.engine.get_tokenizer()
+
+    def _call(
+        self, verb: str, arguments: dict[str, Any], op: ops.Op, finish: Callable[[Any], Any] = lambda result: result
+    ) -> APIFuture[Any]:
+        self._base.observe(Call(self.model_id, verb, arguments))
+        return self._base.thread.call(f"{verb} (call {next(self._number)} of {self.model_id})", op, finish)
+
+    def _path(self, kind: str, name: str, overwrite: bool) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise InvalidRequest(f"a checkpoint name has letters, digits, '.', '_' and '-' only: {name!r}")
+        path = self._base.storage / "checkpoints" / self.model_id / kind / name
+        if path.exists() and not overwrite:
+            raise CheckpointError(f"{kind} {name!r} exists; choose another name or pass overwrite=True: {path}")
+        return path
+
+    def _save_op(
+        self,
+        path: Path,
+        ttl_seconds: int | None,
+        user_metadata: UserMetadata | None,
+        *,
+        with_optimizer: bool,
+        overwrite: bool,
+    ) -> ops.SaveAdapter:
+        """Nothing here is ever deleted by itself: a `ttl_seconds` is kept in the manifest for whoever cleans up."""
+        meta = {
+            "base_model": self._base.name,
+            "fingerprint": self._base.thread.engine.fingerprint,
+            "user_metadata": {**self._user_metadata, **(user_metadata or {})},
+            "ttl_seconds": ttl_seconds,
+        }
+        return ops.SaveAdapter(self._adapter, path, meta, with_optimizer, overwrite)
+
+    def _load(self, verb: str, path: str, *, with_optimizer: bool) -> APIFuture[LoadWeightsResponse]:
+        manifest = _checked_manifest(path, self._base, with_optimizer=with_optimizer)
+        saved, own = _lora_config(manifest), self._config
+        if replace(saved, seed=own.seed) != own:
+            raise InvalidRequest(f"{verb}: this adapter is {own}, the saved one {saved}; make a client from that state")
+        op = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer)
+        return self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path))
+
+
+@with_older_names("get_server_capabilities")
+@with_older_names(
+    "create_lora_training_client",
+    "create_training_client_from_state",
+    "create_training_client_from_state_with_optimizer",
+    "create_sampling_client",
+    value=True,
+)
+class InProcessServiceClient:
+    """See `client.ServiceClient`. Opens one engine per base model, when it is first asked for.
+
+    `async with` or `with` closes it: what was accepted is finished, then the engines go.
+    """
+
+    def __init__(
+        self,
+        open_engine: Callable[[str], ops.Engine],
+        storage: Path,
+        *,
+        models: Callable[[], list[str]],
+        record: bool = False,
+        user_metadata: UserMetadata | None = None,
+    ) -> None:
+        self._open_engine = open_engine
+        self._storage = storage.expanduser().resolve()
+        self._models = models
+        self.calls: list[Call] = []  # every call of every client, in order, when `record` is set
+        self._observe: Observer = self.calls.append if record else lambda call: None
+        self._user_metadata = user_metadata or {}
+        self._bases: dict[str, _Base] = {}
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: UserMetadata | None = None,
+    ) -> ClientFuture[Any]:
+        seed = secrets.randbits(63) if seed is None else seed
+        config = LoraConfig(rank, seed, train_unembed, train_mlp, train_attn)
+        arguments = {"base_model": base_model, "config": config, "user_metadata": user_metadata}
+        self._observe(Call("service", "create_lora_training_client", arguments))
+        return self._training_client(self._base(base_model), ops.CreateAdapter(config), config, user_metadata)
+
+    def create_training_client_from_state(
+        self, path: str, base_model: str | None = None, user_metadata: UserMetadata | None = None
+    ) -> ClientFuture[Any]:
+        return self._from_state("create_training_client_from_state", path, base_model, user_metadata, False)
+
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, base_model: str | None = None, user_metadata: UserMetadata | None = None
+    ) -> ClientFuture[Any]:
+        return self._from_state(
+            "create_training_client_from_state_with_optimizer", path, base_model, user_metadata, True
+        )
+
+    def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> ClientFuture[Any]:
+        if (model_path is None) == (base_model is None):
+            raise InvalidRequest("create_sampling_client takes exactly one of model_path and base_model")
+        self._observe(Call("service", "create_sampling_client", {"model_path": model_path, "base_model": base_model}))
+        if model_path is not None:
+            return _load_sampling_client(self._base(read_manifest(Path(model_path))["base_model"]), model_path)
+        base = self._base(str(base_model))
+        return _made(base, lambda: InProcessSamplingClient(base, None))
+
+    def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
+        lengths = {name: base.thread.engine.limits.context_length for name, base in self._bases.items()}
+        names = sorted({*self._models(), *lengths})
+        return GetServerCapabilitiesResponse(
+            [SupportedModel(name, lengths.get(name), trainable=True, sampleable=True) for name in names]
+        )
+
+    def close(self) -> None:
+        for base in self._bases.values():
+            base.thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def _base(self, name: str) -> _Base:
+        if name not in self._bases:
+            thread = EngineThread(lambda: self._open_engine(name), name)
+            thread.engine  # noqa: B018  an unknown model is refused here, not by the first call that uses it
+            self._bases[name] = _Base(name, thread, self._storage, self._observe)
+        return self._bases[name]
+
+    def _from_state(
+        self, verb: str, path: str, base_model: str | None, user_metadata: UserMetadata | None, with_optimizer: bool
+    ) -> ClientFuture[Any]:
+        base = self._base(base_model or read_manifest(Path(path))["base_model"])
+        config = _lora_config(_checked_manifest(path, base, with_optimizer=with_optimizer))
+        arguments = {"path": path, "base_model": base_model, "user_metadata": user_metadata}
+        self._observe(Call("service", verb, arguments))
+        return self._training_client(base, ops.LoadAdapter(Path(path), with_optimizer), config, user_metadata)
+
+    def _training_client(
+        self, base: _Base, op: ops.Op, config: LoraConfig, user_metadata: UserMetadata | None
+    ) -> ClientFuture[Any]:
+        model_id = f"{Path(base.name).name}-{secrets.token_hex(4)}"
+        metadata = {**self._user_metadata, **(user_metadata or {})}
+        made = base.thread.call(
+            f"making {model_id}",
+            op,
+            lambda adapter: InProcessTrainingClient(base, adapter, config, model_id, metadata),
+        )
+        return ClientFuture(made.future())
+
+
+def _made(base: _Base, make: Callable[[], Any]) -> ClientFuture[Any]:
+    future: Future[Any] = pending()
+    future.set_result(make())
+    return ClientFuture(future)
+
+
+def _load_sampling_client(base: _Base, path: str) -> ClientFuture[Any]:
+    _checked_manifest(path, base, with_optimizer=False)
+    loaded = base.thread.call(
+        "create_sampling_client",
+        ops.LoadWeights(Path(path)),
+        lambda weights: InProcessSamplingClient(base, weights),
+    )
+    return ClientFuture(loaded.future())
+
+
+def _checked_manifest(path: str, base: _Base, *, with_optimizer: bool) -> dict[str, Any]:
+    """The manifest of a saved state that fits this base model and holds what is asked for."""
+    manifest = read_manifest(Path(path))
+    if manifest["fingerprint"] != base.thread.engine.fingerprint:
+        raise CheckpointError(
+            f"this state was trained on {manifest['base_model']!r}, not on {base.name!r} (or on other weights of that "
+            f"name); make a client for that model: {path}"
+        )
+    if with_optimizer and not manifest["with_optimizer"]:
+        raise CheckpointError(f"these are sampler weights, without an optimizer; use a path of save_state: {path}")
+    return manifest
+
+
+def _lora_config(manifest: dict[str, Any]) -> LoraConfig:
+    return LoraConfig(**manifest["lora"])
+
+
+def _completed(params: SamplingParams, prompt: ModelInput, context_length: int, model: str) -> SamplingParams:
+    """Params with a seed and a max_tokens that fits."""
+    room = context_length - prompt.length
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if max_tokens > room or room == 0:
+        raise InvalidRequest(
+            f"sample: the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}; together they "
+            f"exceed the context of {model}, {context_length}"
+        )
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return replace(params, max_tokens=max_tokens, seed=seed)

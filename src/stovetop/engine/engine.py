@@ -1,0 +1,114 @@
+# pyright: basic
+"""The engine: accepts ops as tickets and works them off, step by step. Synchronous; one thread submits and steps.
+
+    submit(op) -> Ticket        step() -> what ended: schedule, run, post-process
+
+One base model, frozen and shared; any number of adapters on it. What an op does to an adapter stands in `training.py`,
+how samples are drawn in `sampler.py`, what runs when in `scheduler.py`.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from stovetop.client import Tokenizer
+from stovetop.durable import LOCAL_DISK, Disk
+from stovetop.engine import ops
+from stovetop.engine.adapter_files import read_adapter, write_adapter
+from stovetop.engine.lora import chosen, initial_weights
+from stovetop.engine.model import BaseModel
+from stovetop.engine.sampler import Sampler
+from stovetop.engine.scheduler import Scheduler
+from stovetop.engine.training import Adapter, Trainer
+from stovetop.errors import InvalidRequest
+from stovetop.losses import ModelLimits
+
+
+class Engine:
+    """See `ops.Engine`."""
+
+    def __init__(self, model: BaseModel, *, max_tokens_per_pass: int = 4096, disk: Disk = LOCAL_DISK) -> None:
+        self._model = model
+        self._trainer = Trainer(model, max_tokens_per_pass)
+        self._sampler = Sampler(model)
+        self._scheduler = Scheduler()
+        self._numbers = itertools.count(1)
+        self._disk = disk
+
+    def submit(self, op: ops.Op) -> ops.Ticket:
+        ticket = ops.Ticket(next(self._numbers), op)
+        self._scheduler.add(ticket)
+        return ticket
+
+    def step(self) -> list[ops.Finished]:
+        finished = [self._run(ticket) for ticket in self._scheduler.next_in_order()]
+        for ticket in self._scheduler.take_sampling():
+            self._sampler.add(ticket)
+        return finished + self._sample()
+
+    @property
+    def idle(self) -> bool:
+        return self._scheduler.idle and self._sampler.idle
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self._model.limits
+
+    @property
+    def fingerprint(self) -> str:
+        return self._model.fingerprint
+
+    def get_tokenizer(self) -> Tokenizer:
+        if self._model.tokenizer is None:
+            raise InvalidRequest(f"base model {self.limits.name!r} has no tokenizer in its folder; pass token ids")
+        return self._model.tokenizer
+
+    def _run(self, ticket: ops.Ticket) -> ops.Finished:
+        try:
+            return ops.Finished(ticket, self._do(ticket.op))
+        except Exception as error:  # the ticket's own failure: it goes to whoever holds its future
+            return ops.Finished(ticket, error=error)
+
+    def _sample(self) -> list[ops.Finished]:
+        try:
+            return self._sampler.step()
+        except Exception as error:  # a pass holds many requests; none of them may wait for ever
+            return [ops.Finished(ticket, error=error) for ticket in self._sampler.drop_all()]
+
+    def _do(self, op: ops.Op) -> Any:
+        match op:
+            case ops.CreateAdapter(config):
+                targets = chosen(config, self._model.targets, self._model.untrainable)
+                return Adapter(initial_weights(config, targets, self._model.device))
+            case ops.LoadAdapter(path, with_optimizer):
+                saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
+                return Adapter(saved.weights, saved.moments)
+            case ops.Forward(adapter, data, loss):
+                return self._trainer.forward(adapter, data, loss)
+            case ops.ForwardBackward(adapter, data, loss):
+                return self._guarded(adapter, lambda: self._trainer.forward_backward(adapter, data, loss))
+            case ops.ForwardBackwardCustom(adapter, data, loss_fn):
+                return self._guarded(adapter, lambda: self._trainer.forward_backward_custom(adapter, data, loss_fn))
+            case ops.OptimStep(adapter, params):
+                return adapter.optim_step(params)
+            case ops.SaveAdapter(adapter, path, meta, with_optimizer, overwrite):
+                moments = adapter.moments if with_optimizer else None
+                return write_adapter(path, adapter.weights, moments, meta, overwrite=overwrite, disk=self._disk)
+            case ops.RestoreAdapter(adapter, path, with_optimizer):
+                return adapter.restore(*read_adapter(path, with_optimizer=with_optimizer, device=self._model.device))
+            case ops.Freeze(adapter):
+                return adapter.weights
+            case ops.LoadWeights(path):
+                return read_adapter(path, with_optimizer=False, device=self._model.device).weights
+            case ops.Sample() | ops.ComputeLogprobs():
+                raise AssertionError("sampling goes to the sampler")
+            case _:
+                assert_never(op)
+
+    def _guarded(self, adapter: Adapter, run: Callable[[], Any]) -> Any:
+        """A failed forward_backward is remembered: the optim_step after it must not go on with half a gradient."""
+        try:
+            return run()
+        except Exception as error:
+            adapter.fail(error)
+            raise

@@ -1,0 +1,69 @@
+# pyright: basic
+"""Keys and values of running samples: one slot per sequence, one pair of tensors per layer.
+
+Slots 0..S-1 are in use and contiguous, so decoding reads a view. A slot that ends is filled with the last one.
+
+Shapes: `S` slots, `G` key/value heads, `L` positions, `D` head size, `M` rows of one write.
+"""
+
+from torch import Tensor
+
+BLOCK = 64  # positions are added in blocks of this many
+
+
+class KVCache:
+    """Grows as it is written; `num_slots` and `num_positions` say how large it is."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+        self.num_slots = 0
+        self.num_positions = 0
+
+    def reserve(self, num_slots: int, num_positions: int) -> None:
+        """From now on there is room for this many; what is there stays."""
+        self.num_slots = max(self.num_slots, num_slots)
+        self.num_positions = max(self.num_positions, -(-num_positions // BLOCK) * BLOCK)
+
+    def write(self, layer: int, slots_M: Tensor, positions_M: Tensor, key_GMD: Tensor, value_GMD: Tensor) -> None:
+        key_SGLD, value_SGLD = self._room(layer, key_GMD, value_GMD)
+        key_SGLD[slots_M, :, positions_M] = key_GMD.transpose(0, 1)
+        value_SGLD[slots_M, :, positions_M] = value_GMD.transpose(0, 1)
+
+    def read(self, layer: int, num_slots: int, num_positions: int) -> tuple[Tensor, Tensor]:
+        """The first positions of the first slots."""
+        key_SGLD, value_SGLD = self._filled(layer)
+        return key_SGLD[:num_slots, :, :num_positions], value_SGLD[:num_slots, :, :num_positions]
+
+    def copy(self, source: int, targets: list[int], num_positions: int) -> None:
+        """The first positions of slot `source`, to others."""
+        for layer in range(len(self._layers)):
+            for tensor_SGLD in self._filled(layer):
+                tensor_SGLD[targets, :, :num_positions] = tensor_SGLD[source, :, :num_positions].clone()
+
+    def clear(self) -> None:
+        """Gives the memory back."""
+        self._layers = [None] * len(self._layers)
+        self.num_slots = self.num_positions = 0
+
+    def _filled(self, layer: int) -> tuple[Tensor, Tensor]:
+        tensors = self._layers[layer]
+        assert tensors is not None, "a layer is read after it was written"
+        return tensors
+
+    def _room(self, layer: int, key_GMD: Tensor, value_GMD: Tensor) -> tuple[Tensor, Tensor]:
+        """The tensors of a layer, grown to the reserved size. Fresh room is zero, never garbage: a masked weight of 0
+        times a NaN would be a NaN."""
+        tensors = self._layers[layer]
+        if tensors is None or tensors[0].shape[0] < self.num_slots or tensors[0].shape[2] < self.num_positions:
+            key, value = (
+                self._grown(None if tensors is None else tensors[i], new) for i, new in enumerate((key_GMD, value_GMD))
+            )
+            tensors = self._layers[layer] = (key, value)
+        return tensors
+
+    def _grown(self, old_SGLD: Tensor | None, like_GMD: Tensor) -> Tensor:
+        num_heads, _, size = like_GMD.shape
+        new_SGLD = like_GMD.new_zeros(self.num_slots, num_heads, self.num_positions, size)
+        if old_SGLD is not None:
+            new_SGLD[: old_SGLD.shape[0], :, : old_SGLD.shape[2]] = old_SGLD
+        return new_SGLD

@@ -1,0 +1,135 @@
+# pyright: basic
+"""From hidden states to log-probabilities of given tokens, without a [tokens, vocabulary] tensor of the whole batch.
+
+The output head is applied to a chunk of rows at a time, forward and backward; the backward pass is written by hand and
+computes the logits again. A row may be asked for any number of targets (a shared prompt, soft targets), so what is
+asked is a list of pairs (row, token); rows whose pairs all have gradient zero are skipped in the backward pass.
+
+Shapes: `N` rows, `E` hidden size, `V` vocabulary, `P` pairs, `C` rows of one chunk, `R` rank of an adapter of the head.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 128 * 2**20  # size of the float32 logits that exist at one time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """The output projection, with the factors of one adapter if it trains the head."""
+
+    weight_VE: Tensor
+    bias_V: Tensor | None = None
+    lora: tuple[Tensor, Tensor, float] | None = None  # A (R, E), B (V, R), scale
+
+    def logits(self, hidden_CE: Tensor) -> Tensor:
+        """Logits (C, V) in at least float32."""
+        logits_CV = torch.nn.functional.linear(hidden_CE, self.weight_VE, self.bias_V).to(_precision(hidden_CE))
+        if self.lora is not None:
+            a_RE, b_VR, scale = self.lora
+            logits_CV += ((hidden_CE.to(a_RE.dtype) @ a_RE.t()) * scale) @ b_VR.t()
+        return logits_CV
+
+
+def _precision(hidden: Tensor) -> torch.dtype:
+    """Logits, logprobs and their gradients are float32; float64 for a float64 model."""
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def pair_logprobs(head: Head, hidden_NE: Tensor, rows_P: Tensor, targets_P: Tensor, temperature: float = 1.0) -> Tensor:
+    """log softmax(logits(row) / temperature)[target] for each pair, (P,) float32. Differentiable in the hidden states
+    and in the factors of the head's adapter."""
+    a_RE, b_VR, scale = head.lora or (None, None, 0.0)
+    order_P = torch.argsort(rows_P, stable=True)
+    sorted_P = _PairLogprobs.apply(
+        hidden_NE, a_RE, b_VR, scale, head.weight_VE, head.bias_V, rows_P[order_P], targets_P[order_P], temperature
+    )
+    return torch.empty_like(sorted_P).index_copy(0, order_P, sorted_P)
+
+
+class _Chunk(NamedTuple):
+    rows_C: Tensor  # distinct rows, ascending
+    place_P: Tensor  # for each pair of the chunk, its row's place in rows_C
+    pairs: slice
+
+
+def _chunks(rows_P: Tensor, vocab_size: int) -> list[_Chunk]:
+    """Cuts pairs, sorted by row, into runs that cover at most as many rows as `CHUNK_BYTES` allows."""
+    rows_U, place_P = torch.unique_consecutive(rows_P, return_inverse=True)
+    size = max(1, CHUNK_BYTES // (4 * vocab_size))
+    starts = list(range(0, len(rows_U), size))
+    borders = torch.searchsorted(place_P, torch.tensor([*starts, len(rows_U)], device=place_P.device)).tolist()
+    return [
+        _Chunk(rows_U[start : start + size], place_P[left:right] - start, slice(left, right))
+        for start, left, right in zip(starts, borders[:-1], borders[1:], strict=True)
+    ]
+
+
+class _PairLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NE: Tensor,
+        a_RE: Tensor | None,
+        b_VR: Tensor | None,
+        scale: float,
+        weight_VE: Tensor,
+        bias_V: Tensor | None,
+        rows_P: Tensor,
+        targets_P: Tensor,
+        temperature: float,
+    ) -> Tensor:
+        lora = None if a_RE is None or b_VR is None else (a_RE, b_VR, scale)
+        head = Head(weight_VE, bias_V, lora)
+        out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
+        for rows_C, place_P, pairs in _chunks(rows_P, weight_VE.shape[0]):
+            logprobs_CV = (head.logits(hidden_NE[rows_C]) / temperature).log_softmax(-1)
+            out_P[pairs] = logprobs_CV[place_P, targets_P[pairs]]
+        ctx.save_for_backward(hidden_NE, a_RE, b_VR, rows_P, targets_P)
+        ctx.head, ctx.temperature = head, temperature
+        return out_P
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NE, a_RE, b_VR, rows_P, targets_P = ctx.saved_tensors
+        head, grad_P = ctx.head, gradients[0]
+        d_hidden_NE = torch.zeros_like(hidden_NE) if ctx.needs_input_grad[0] else None
+        d_a_RE = torch.zeros_like(a_RE) if ctx.needs_input_grad[1] else None
+        d_b_VR = torch.zeros_like(b_VR) if ctx.needs_input_grad[2] else None
+        live_P = torch.isin(rows_P, rows_P[grad_P != 0])
+        rows_P, targets_P, grad_P = rows_P[live_P], targets_P[live_P], grad_P[live_P]
+        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE.shape[0]) if len(rows_P) else []:
+            hidden_CE, grad_p = hidden_NE[rows_C], grad_P[pairs]
+            d_logits_CV = _d_logits(head.logits(hidden_CE) / ctx.temperature, place_P, targets_P[pairs], grad_p)
+            d_logits_CV /= ctx.temperature
+            if d_hidden_NE is not None:
+                d_hidden_CE = d_logits_CV.to(head.weight_VE.dtype) @ head.weight_VE
+            if head.lora is not None:
+                thin_CR = (d_logits_CV @ b_VR) * head.lora[2]
+                if d_hidden_NE is not None:
+                    d_hidden_CE = d_hidden_CE + (thin_CR @ a_RE).to(d_hidden_CE.dtype)
+                if d_a_RE is not None:
+                    d_a_RE += thin_CR.t() @ hidden_CE.to(a_RE.dtype)
+                if d_b_VR is not None:
+                    d_b_VR += d_logits_CV.t() @ ((hidden_CE.to(a_RE.dtype) @ a_RE.t()) * head.lora[2])
+            if d_hidden_NE is not None:
+                d_hidden_NE[rows_C] = d_hidden_CE
+        return d_hidden_NE, d_a_RE, d_b_VR, None, None, None, None, None, None
+
+
+def _d_logits(logits_CV: Tensor, place_P: Tensor, targets_P: Tensor, grad_P: Tensor) -> Tensor:
+    """d Σ grad·logprob / d logits: each pair adds its gradient at its target and takes it back along the softmax."""
+    total_C = torch.zeros(len(logits_CV), dtype=grad_P.dtype, device=logits_CV.device).index_add_(0, place_P, grad_P)
+    d_logits_CV = logits_CV.softmax(-1).mul_(-total_C[:, None])
+    return d_logits_CV.index_put_((place_P, targets_P), grad_P, accumulate=True)
+
+
+@torch.no_grad()
+def top_logprobs(head: Head, hidden_NE: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k most probable tokens of each row and their logprobs at temperature 1, most probable first: (N, k) each."""
+    size = max(1, CHUNK_BYTES // (4 * head.weight_VE.shape[0]))
+    tops = [head.logits(rows).log_softmax(-1).topk(k, dim=-1) for rows in hidden_NE.split(size)]
+    return torch.cat([top.indices for top in tops]), torch.cat([top.values for top in tops])

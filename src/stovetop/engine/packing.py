@@ -1,0 +1,115 @@
+# pyright: basic
+"""Sequences to one packed row and back, without a padding token. Tokens that several sequences start with are packed,
+and computed, once.
+
+The pack is a prefix tree: a *segment* is a run of tokens that belongs to the same sequences, and sees the segments
+above it and itself. 8 samples of one prompt become 9 segments. A sequence is a path, and finds its own rows along it,
+so a gradient on a shared row is the sum over its sequences by itself.
+
+Shapes: `N` packed tokens, `T` tokens of one sequence.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+MIN_SHARED_TOKENS = 8  # a shorter common prefix is not worth a segment of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows [start, start + length) of the pack; they see the rows of `above`, in order, and themselves causally."""
+
+    start: int
+    length: int
+    above: tuple["Segment", ...] = ()
+
+    @property
+    def first_position(self) -> int:
+        return sum(segment.length for segment in self.above)
+
+    @property
+    def rows(self) -> range:
+        return range(self.start, self.start + self.length)
+
+    @property
+    def key_rows(self) -> list[int]:
+        """Rows of the sequence up to the end of this segment: what its last row sees."""
+        return [row for segment in (*self.above, self) for row in segment.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Sequences laid out in one row."""
+
+    tokens_N: list[int]
+    positions_N: list[int]  # of each token in its sequence
+    segments: list[Segment]  # in the order of their rows
+    leaves: list[Segment]  # for each sequence, the segment that it ends with
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens_N)
+
+    def rows_of(self, index: int) -> list[int]:
+        """Where the tokens of sequence `index` lie, in its order."""
+        return self.leaves[index].key_rows
+
+
+def pack(sequences: Sequence[Sequence[int]], *, share_prefixes: bool = True) -> Pack:
+    """Lays out `sequences`, none of them empty. Without `share_prefixes` each is a segment of its own."""
+    tokens_N: list[int] = []
+    segments: list[Segment] = []
+    leaves: dict[int, Segment] = {}
+
+    def add(tokens_T: Sequence[int], above: tuple[Segment, ...]) -> Segment:
+        segments.append(Segment(len(tokens_N), len(tokens_T), above))
+        tokens_N.extend(tokens_T)
+        return segments[-1]
+
+    def lay_out(indices: list[int], start: int, above: tuple[Segment, ...]) -> None:
+        """Sequences `indices`, sorted, agree on their first `start` tokens, which `above` holds."""
+        if len(indices) == 1:
+            leaves[indices[0]] = add(sequences[indices[0]][start:], above)
+            return
+        common = common_length(sequences[indices[0]], sequences[indices[-1]])
+        if common - start >= MIN_SHARED_TOKENS:
+            above = (*above, add(sequences[indices[0]][start:common], above))
+            start = common
+        for _, group in groupby(indices, key=lambda index: tuple(sequences[index][common : common + 1])):
+            members = list(group)
+            if len(sequences[members[0]]) == common:  # these end here, and are all equal
+                leaf = above[-1] if start == common else add(sequences[members[0]][start:], above)
+                leaves.update(dict.fromkeys(members, leaf))
+            else:
+                lay_out(members, start, above)
+
+    if share_prefixes:
+        lay_out(sorted(range(len(sequences)), key=lambda index: list(sequences[index])), 0, ())
+    else:
+        leaves.update({index: add(sequence, ()) for index, sequence in enumerate(sequences)})
+    positions_N = [position for segment in segments for position in _positions(segment)]
+    return Pack(tokens_N, positions_N, segments, [leaves[index] for index in range(len(sequences))])
+
+
+def _positions(segment: Segment) -> Iterable[int]:
+    return range(segment.first_position, segment.first_position + segment.length)
+
+
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many leading tokens two sequences share."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[slice]:
+    """Cuts sequences, in their order, into runs of at most `max_tokens` tokens; a longer one stands alone."""
+    cuts, filled = [0], 0
+    for index, length in enumerate(lengths):
+        if filled and filled + length > max_tokens:
+            cuts.append(index)
+            filled = 0
+        filled += length
+    return [slice(start, end) for start, end in zip(cuts, [*cuts[1:], len(lengths)], strict=True)]

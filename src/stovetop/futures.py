@@ -1,0 +1,59 @@
+"""What a verb returns: a result that is on its way. `await` it, or call `.result()`; both as often as you like."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class APIFuture(Generic[T]):
+    """A result that is on its way. The call was queued when it was made: waiting, or not waiting, changes nothing,
+    and cancelling a waiter does not take the call back."""
+
+    def __init__(self, future: "concurrent.futures.Future[T]") -> None:
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> T:
+        """Blocks until the result is there. After `timeout` seconds TimeoutError is raised; the call still runs."""
+        return self._future.result(timeout)
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        async with asyncio.timeout(timeout):
+            return await asyncio.wrap_future(self._future)
+
+    def __await__(self) -> Generator[object, None, T]:
+        return self.result_async().__await__()
+
+    async def coroutine(self) -> T:
+        return await self
+
+    def future(self) -> "concurrent.futures.Future[T]":
+        return self._future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+
+class ClientFuture(APIFuture[T]):
+    """A client that is being made. It forwards every call to the client, waiting for it first, so `.result()` on it
+    is optional."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.result(), name)
+
+
+def pending() -> "concurrent.futures.Future[Any]":
+    """A future that nobody can cancel: what was queued will be done."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def resolved(value: T) -> APIFuture[T]:
+    future: concurrent.futures.Future[T] = pending()
+    future.set_result(value)
+    return APIFuture(future)

@@ -1,0 +1,400 @@
+"""The values that go into and come out of the four verbs. Names and fields follow the public Tinker SDK.
+
+Glossary. A *token* is an int. A *chunk* is a run of tokens or one image. A *model input* is a sequence of chunks.
+A *datum* is one sequence to train on: a model input and the named tensors its loss needs. An *adapter* is the set of
+LoRA factors that one training client owns. To *sample* is to draw tokens from a model.
+
+Shape suffixes: `N` tokens of one datum, `K` alternatives per position.
+"""
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from stovetop.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch
+
+TensorDtype = Literal["int64", "float32"]
+StopReason = Literal["stop", "length"]
+ModelID = str
+
+_NUMPY_DTYPES: dict[str, type[np.generic]] = {"int64": np.int64, "float32": np.float32}
+
+
+# ---- what the model reads ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTextChunk:
+    """A run of token ids."""
+
+    tokens: tuple[int, ...]
+    type: Literal["encoded_text"] = "encoded_text"
+
+    def __init__(self, tokens: Iterable[int], type: Literal["encoded_text"] = "encoded_text") -> None:
+        try:
+            object.__setattr__(self, "tokens", tuple(operator.index(token) for token in tokens))
+        except TypeError as error:
+            raise InvalidRequest(f"token ids must be integers: {error}") from error
+        object.__setattr__(self, "type", type)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChunk:
+    """One image as encoded bytes. `expected_tokens` is how many positions it takes in the context."""
+
+    data: bytes
+    format: Literal["png", "jpeg"]
+    expected_tokens: int | None = None
+    type: Literal["image"] = "image"
+
+    @property
+    def length(self) -> int:
+        if self.expected_tokens is None:
+            raise InvalidRequest("an ImageChunk has a length only when expected_tokens is set: expected_tokens=None")
+        return self.expected_tokens
+
+
+ModelInputChunk = EncodedTextChunk | ImageChunk
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """What the model reads: chunks in order. Values never change; `append` returns a new one."""
+
+    chunks: tuple[ModelInputChunk, ...]
+
+    def __init__(self, chunks: Iterable[ModelInputChunk] = ()) -> None:
+        object.__setattr__(self, "chunks", tuple(chunks))
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls(())
+
+    @classmethod
+    def from_ints(cls, tokens: Iterable[int]) -> Self:
+        chunk = EncodedTextChunk(tokens)
+        return cls((chunk,) if chunk.tokens else ())
+
+    def to_ints(self) -> list[int]:
+        """All token ids; refused when there is an image among the chunks."""
+        tokens: list[int] = []
+        for index, chunk in enumerate(self.chunks):
+            if isinstance(chunk, ImageChunk):
+                raise InvalidRequest(f"to_ints needs text chunks only; chunk {index} is an image: {chunk.format}")
+            tokens.extend(chunk.tokens)
+        return tokens
+
+    @property
+    def length(self) -> int:
+        """Positions taken in the context, images included."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    def append(self, chunk: ModelInputChunk) -> "ModelInput":
+        return ModelInput((*self.chunks, chunk))
+
+    def append_int(self, token: int) -> "ModelInput":
+        """One more token; it joins the last chunk if that is text."""
+        if self.chunks and isinstance(last := self.chunks[-1], EncodedTextChunk):
+            return ModelInput((*self.chunks[:-1], EncodedTextChunk((*last.tokens, token))))
+        return self.append(EncodedTextChunk((token,)))
+
+
+# ---- what a loss reads -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorData:
+    """A tensor of int64 or float32 that belongs to no framework. The array is read-only; two are equal when
+    dtype, shape and every value are.
+
+        TensorData.from_numpy(np.zeros(3, np.float32)).to_torch()
+    """
+
+    array: npt.NDArray[np.generic]
+
+    def __init__(
+        self, data: Iterable[float] | npt.NDArray[np.generic], dtype: TensorDtype, shape: Sequence[int] | None = None
+    ) -> None:
+        if dtype not in _NUMPY_DTYPES:
+            raise InvalidRequest(f"TensorData dtype must be 'int64' or 'float32': {dtype!r}")
+        given = _numbers(data)
+        with np.errstate(invalid="ignore", over="ignore"):
+            array = given.astype(_NUMPY_DTYPES[dtype])
+        if dtype == "int64" and (changed := given[array != given]).size:
+            raise InvalidRequest(f"TensorData of int64 needs whole numbers of 64 bits: {changed[0]}")
+        if shape is not None:
+            if math.prod(shape) != array.size:
+                raise InvalidRequest(f"TensorData has {array.size} values, which do not fill shape {tuple(shape)}")
+            array = array.reshape(tuple(shape))
+        array.flags.writeable = False
+        object.__setattr__(self, "array", array)
+
+    @classmethod
+    def from_numpy(cls, array: npt.NDArray[np.generic]) -> Self:
+        """Integers become int64, floats float32; anything else is refused."""
+        dtype = {"i": "int64", "u": "int64", "f": "float32"}.get(array.dtype.kind)
+        if dtype is None:
+            raise InvalidRequest(f"TensorData holds integers or floats, not {array.dtype}")
+        return cls(array, "int64" if dtype == "int64" else "float32")
+
+    @classmethod
+    def from_torch(cls, tensor: "torch.Tensor") -> Self:
+        tensor = tensor.detach().cpu()
+        return cls.from_numpy((tensor.float() if tensor.is_floating_point() else tensor).numpy())
+
+    @property
+    def dtype(self) -> TensorDtype:
+        return "int64" if self.array.dtype == np.int64 else "float32"
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.array.shape)
+
+    @property
+    def data(self) -> list[float]:
+        """The values as one flat list."""
+        return self.array.ravel().tolist()
+
+    def tolist(self) -> list[float]:
+        return self.array.tolist()
+
+    def to_numpy(self) -> npt.NDArray[np.generic]:
+        return self.array
+
+    def to_torch(self) -> "torch.Tensor":
+        import torch
+
+        return torch.tensor(self.array)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorData):
+            return NotImplemented
+        return self.dtype == other.dtype and np.array_equal(self.array, other.array, equal_nan=self.dtype == "float32")
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  an array has no cheap hash; equality is by value
+
+
+def _numbers(data: Iterable[float] | npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    try:
+        array = np.asarray(data if isinstance(data, np.ndarray) else list(data))
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"TensorData needs a rectangular array of numbers: {error}") from error
+    if array.dtype.kind not in "iufb":
+        raise InvalidRequest(f"TensorData needs a rectangular array of numbers, not of {array.dtype}")
+    return array
+
+
+if TYPE_CHECKING:
+    TensorLike = TensorData | npt.NDArray[np.generic] | torch.Tensor | Sequence[float]
+
+
+def _tensor(name: str, value: "TensorLike") -> TensorData:
+    """Lists take the dtype of their name: `target_tokens` int64, all others float32."""
+    if isinstance(value, TensorData):
+        return value
+    if isinstance(value, np.ndarray):
+        return TensorData.from_numpy(value)
+    if isinstance(value, Sequence):
+        return TensorData(value, "int64" if name == "target_tokens" else "float32")
+    return TensorData.from_torch(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One sequence to train on.
+
+    Position i of `model_input` predicts `target_tokens[i]`: inputs and targets are the same sequence shifted by one.
+    Which tensors a loss needs, and their shapes, stands in `losses.py`, and is checked when the datum is submitted.
+    A custom loss may find any further tensor here under a name of its own.
+    """
+
+    model_input: ModelInput
+    loss_fn_inputs: dict[str, TensorData] = field(default_factory=dict[str, TensorData])
+
+    def __init__(
+        self,
+        model_input: ModelInput,
+        loss_fn_inputs: "Mapping[str, TensorLike] | None" = None,
+    ) -> None:
+        inputs = {name: _tensor(name, value) for name, value in (loss_fn_inputs or {}).items()}
+        object.__setattr__(self, "model_input", model_input)
+        object.__setattr__(self, "loss_fn_inputs", inputs)
+
+
+# ---- how to train and sample ---------------------------------------------------------------------------------------
+
+
+def _require(ok: bool, what: str, value: object) -> None:
+    if not ok:
+        raise InvalidRequest(f"{what}: {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101). beta2 is 0.95, not 0.999: with the few thousand
+    steps of a post-training run a shorter memory of the squared gradient is the stable choice."""
+
+    learning_rate: float = 1e-4  # step size; every step may have its own
+    beta1: float = 0.9  # decay of the mean of the gradient
+    beta2: float = 0.95  # decay of the mean of its square
+    eps: float = 1e-12  # added to the root in the denominator
+    weight_decay: float = 0.0  # decoupled: weights shrink by learning_rate * weight_decay
+    grad_clip_norm: float = 0.0  # largest global gradient norm; 0 is off
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
+            value = getattr(self, name)
+            _require(math.isfinite(value) and value >= 0, f"AdamParams.{name} must be finite and at least 0", value)
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"AdamParams.{name} must be in [0, 1)", value)
+        _require(math.isfinite(self.eps) and self.eps > 0, "AdamParams.eps must be above 0", self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): each chosen weight W acts as W + (alpha/rank)·B·A."""
+
+    rank: int = 32
+    seed: int | None = None  # of the initial A; B starts at zero
+    train_unembed: bool = True  # the output head
+    train_mlp: bool = True  # the feed-forward projections
+    train_attn: bool = True  # the query, key, value and output projections
+    alpha: float = 32.0
+
+    def __post_init__(self) -> None:
+        _require(self.rank > 0 and self.rank % 1 == 0, "LoRA rank must be a positive integer", self.rank)
+        _require(math.isfinite(self.alpha) and self.alpha > 0, "LoRA alpha must be above 0", self.alpha)
+        _require(
+            self.train_unembed or self.train_mlp or self.train_attn,
+            "at least one of train_attn, train_mlp, train_unembed must be true",
+            False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw tokens. Returned logprobs are those of the distribution at this temperature, before top-k and top-p
+    (for temperature 0, those at temperature 1)."""
+
+    max_tokens: int | None = None  # None: what the context leaves
+    seed: int | None = None  # the same seed gives the same samples, whatever else runs; None: a fresh one
+    stop: str | Sequence[str] | Sequence[int] | None = None  # besides the end-of-text token; [] turns all stops off
+    temperature: float = 1.0  # 0 is argmax
+    top_k: int = -1  # -1 is off
+    top_p: float = 1.0  # 1 is off
+
+    def __post_init__(self) -> None:
+        max_tokens, stop, top_k = self.max_tokens, self.stop, self.top_k
+        _require(max_tokens is None or max_tokens > 0, "SamplingParams.max_tokens must be positive", max_tokens)
+        _require(
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "SamplingParams.temperature must be finite and at least 0",
+            self.temperature,
+        )
+        _require(top_k == -1 or top_k > 0, "SamplingParams.top_k must be -1 (off) or positive", top_k)
+        _require(0 < self.top_p <= 1, "SamplingParams.top_p must be in (0, 1]", self.top_p)
+        _require(self.seed is None or self.seed >= 0, "SamplingParams.seed must not be negative", self.seed)
+        if stop is not None and not isinstance(stop, str):
+            kinds = {str if isinstance(item, str) else int for item in stop}
+            _require(len(kinds) <= 1, "SamplingParams.stop must hold strings or token ids, not both", list(stop))
+        stops = (stop,) if isinstance(stop, str) else stop or ()
+        _require("" not in stops, "SamplingParams.stop must not hold an empty string", stop)
+
+
+# ---- what comes back -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackwardOutput:
+    """`loss_fn_outputs[i]["logprobs"]` has the shape of datum i's `target_tokens`; `metrics["loss:sum"]` is the loss,
+    summed over the tokens of all datums."""
+
+    loss_fn_output_type: str
+    loss_fn_outputs: list[dict[str, TensorData]]
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStepResponse:
+    """`grad_norm` (before clipping), `update_norm` (of the change of the weights), `skipped_nonfinite` (0 or 1)."""
+
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """One drawn continuation. The stop token, where there is one, is the last token and has its logprob."""
+
+    stop_reason: StopReason
+    tokens: list[int]
+    logprobs: list[float] | None = None
+    sequence_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResponse:
+    """The continuations of one prompt. Prompt logprobs are at temperature 1; their first entry is None."""
+
+    sequences: list[SampledSequence]
+    prompt_logprobs: list[float | None] | None = None
+    topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+    prompt_cache_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWeightsResponse:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWeightsForSamplerResponse:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeightsResponse:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelData:
+    """`tokenizer_id` is a name or directory that `get_tokenizer` understands."""
+
+    arch: str | None = None
+    model_name: str | None = None
+    tokenizer_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetInfoResponse:
+    model_data: ModelData
+    model_id: ModelID
+    is_lora: bool = True
+    lora_rank: int | None = None
+    model_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedModel:
+    model_name: str | None = None
+    max_context_length: int | None = None
+    trainable: bool | None = None
+    sampleable: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetServerCapabilitiesResponse:
+    supported_models: list[SupportedModel]

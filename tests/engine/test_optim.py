@@ -1,0 +1,69 @@
+"""AdamW against PyTorch's, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+
+from stovetop.engine.optim import Moments, adamw, global_norm
+from stovetop.types import AdamParams
+
+
+def made(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"a": torch.randn(3, 4, generator=generator), "b": torch.randn(5, generator=generator)}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_steps_are_those_of_pytorch(decay: float) -> None:
+    params = AdamParams(learning_rate=0.01, eps=1e-8, weight_decay=decay)
+    weights, moments = made(0), Moments()
+    theirs = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+    optimizer = torch.optim.AdamW(theirs.values(), lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
+    for step in range(1, 5):
+        gradients = made(step)
+        stepped = adamw(weights, gradients, moments, params)
+        weights, moments = stepped.weights, stepped.moments
+        for name, tensor in theirs.items():
+            tensor.grad = gradients[name]
+        optimizer.step()
+        for name in weights:
+            torch.testing.assert_close(weights[name], theirs[name].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_goes_in_is_not_changed() -> None:
+    weights, gradients = made(0), made(1)
+    moments = adamw(weights, gradients, Moments(), AdamParams()).moments
+    before = [tensor.clone() for tensor in (*weights.values(), *gradients.values(), *moments.mean.values())]
+    adamw(weights, gradients, moments, AdamParams(weight_decay=0.1, grad_clip_norm=0.1))
+    after = [*weights.values(), *gradients.values(), *moments.mean.values()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_refused_and_nothing_moves(bad: float) -> None:
+    weights, gradients = made(0), made(1)
+    gradients["b"][2] = bad
+    moments = Moments(3, made(2), made(3))
+    stepped = adamw(weights, gradients, moments, AdamParams())
+    assert stepped.skipped
+    assert stepped.weights is weights
+    assert stepped.moments is moments
+
+
+def test_clipping_bounds_the_global_norm() -> None:
+    weights, gradients = made(0), made(1)
+    norm = global_norm(gradients)
+    clipped = adamw(weights, gradients, Moments(), AdamParams(grad_clip_norm=norm / 4))
+    quarter = adamw(weights, {n: g / 4 for n, g in gradients.items()}, Moments(), AdamParams())
+    assert clipped.grad_norm == pytest.approx(norm)
+    for name in weights:
+        torch.testing.assert_close(clipped.moments.mean[name], quarter.moments.mean[name])
+    loose = adamw(weights, gradients, Moments(), AdamParams(grad_clip_norm=norm * 2))
+    assert torch.equal(loose.weights["a"], adamw(weights, gradients, Moments(), AdamParams()).weights["a"])
+
+
+def test_the_update_norm_is_that_of_the_change() -> None:
+    weights = made(0)
+    stepped = adamw(weights, made(1), Moments(), AdamParams(learning_rate=0.01))
+    assert stepped.update_norm == pytest.approx(0.01 * math.sqrt(17), rel=1e-4)

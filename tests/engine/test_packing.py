@@ -1,0 +1,64 @@
+"""Packs give every sequence back, and hold shared tokens once."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length, micro_batches, pack
+
+few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=30)
+
+
+@given(st.lists(few_tokens, min_size=1, max_size=12), st.booleans())
+def test_every_sequence_finds_its_tokens_and_positions(sequences: list[list[int]], share: bool) -> None:
+    packed = pack(sequences, share_prefixes=share)
+    for index, sequence in enumerate(sequences):
+        rows = packed.rows_of(index)
+        assert [packed.tokens_N[row] for row in rows] == sequence
+        assert [packed.positions_N[row] for row in rows] == list(range(len(sequence)))
+    assert packed.num_tokens <= sum(map(len, sequences))
+    assert [row for segment in packed.segments for row in segment.rows] == list(range(packed.num_tokens))
+
+
+@given(st.lists(few_tokens, min_size=2, max_size=8))
+def test_two_sequences_share_rows_only_where_their_prefixes_agree(sequences: list[list[int]]) -> None:
+    packed = pack(sequences)
+    for left in range(len(sequences)):
+        for right in range(left):
+            shared = set(packed.rows_of(left)) & set(packed.rows_of(right))
+            assert len(shared) <= common_length(sequences[left], sequences[right])
+
+
+def test_the_samples_of_a_prompt_share_its_rows() -> None:
+    prompt = list(range(100, 120))
+    packed = pack([[*prompt, sample, 7] for sample in range(8)])
+    assert packed.num_tokens == 20 + 8 * 2
+    assert len(packed.segments) == 9
+
+
+def test_prompts_share_what_is_common_to_them_too() -> None:
+    system, first, second = list(range(100, 110)), list(range(200, 210)), list(range(300, 310))
+    packed = pack([[*system, *first, 1], [*system, *first, 2], [*system, *second, 1], [*system, *second, 2]])
+    assert packed.num_tokens == 10 + 10 + 10 + 4
+
+
+def test_equal_sequences_share_every_row() -> None:
+    packed = pack([list(range(10))] * 3)
+    assert packed.num_tokens == 10
+    assert packed.rows_of(0) == packed.rows_of(2)
+
+
+def test_a_short_common_prefix_is_not_split_off() -> None:
+    prefix = list(range(MIN_SHARED_TOKENS - 1))
+    assert len(pack([[*prefix, 50], [*prefix, 60]]).segments) == 2
+
+
+def test_without_sharing_every_sequence_stands_alone() -> None:
+    assert pack([list(range(10))] * 3, share_prefixes=False).num_tokens == 30
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 60))
+def test_micro_batches_keep_the_order_and_the_bound(lengths: list[int], bound: int) -> None:
+    cuts = micro_batches(lengths, bound)
+    assert [length for cut in cuts for length in lengths[cut]] == lengths
+    for cut in cuts:
+        assert len(lengths[cut]) == 1 or sum(lengths[cut]) <= bound

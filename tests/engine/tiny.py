@@ -1,0 +1,120 @@
+"""A seeded random Llama of vocabulary 512, and what tests of the engine do with it."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from stovetop.engine import ops
+from stovetop.engine.engine import Engine
+from stovetop.engine.lora import AdapterWeights
+from stovetop.engine.model import BaseModel, adopt
+from stovetop.engine.training import Adapter
+from stovetop.types import AdamParams, Datum, LoraConfig, ModelInput
+
+VOCAB_SIZE = 512
+CONTEXT_LENGTH = 256
+
+
+def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "initializer_range": 0.2,  # spreads the logits, so that tokens differ in probability
+        "bos_token_id": None,
+        "eos_token_id": 257,
+    }
+    return LlamaForCausalLM(LlamaConfig(**sizes | changes, attn_implementation="eager"))
+
+
+@functools.cache
+def base_model() -> BaseModel:
+    return adopt(llama(), "tiny", fingerprint="tiny", tokenizer=tokenizer())
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, and two special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", chat_template=template)
+
+
+def save_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
+    (model or llama()).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def engine(**settings: Any) -> Engine:
+    return Engine(base_model(), **settings)
+
+
+def run(engine: Engine, op: ops.Op) -> Any:
+    """The op's result, once it is there."""
+    ticket = engine.submit(op)
+    while True:
+        for done in engine.step():
+            if done.ticket is ticket:
+                if done.error is not None:
+                    raise done.error
+                return done.result
+
+
+def trained_adapter(engine: Engine, seed: int = 0, **lora: Any) -> Adapter:
+    """An adapter whose B is not zero, so that it changes the model."""
+    adapter = run(engine, ops.CreateAdapter(LoraConfig(**{"rank": 8, "seed": seed} | lora)))
+    adapter.weights = with_nonzero_b(adapter.weights, seed)
+    return adapter
+
+
+def with_nonzero_b(weights: AdapterWeights, seed: int) -> AdapterWeights:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(t.shape, generator=generator) * 0.05 if name.endswith(".B") else t
+        for name, t in weights.tensors.items()
+    }
+    return AdapterWeights(weights.config, tensors)
+
+
+def tokens(length: int, seed: int, first: list[int] | None = None) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return (first or []) + torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+def datum(sequence: list[int], weight: float = 1.0) -> Datum:
+    """Cross-entropy on every token but the first."""
+    inputs = {"target_tokens": sequence[1:], "weights": [weight] * (len(sequence) - 1)}
+    return Datum(ModelInput.from_ints(sequence[:-1]), inputs)
+
+
+def rl_datum(sequence: list[int], seed: int) -> Datum:
+    """Sampling logprobs near -6 (the level of a vocabulary of 512) and advantages of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    length = len(sequence) - 1
+    return Datum(
+        ModelInput.from_ints(sequence[:-1]),
+        {
+            "target_tokens": sequence[1:],
+            "logprobs": torch.randn(length, generator=generator) * 0.3 - 6.0,
+            "advantages": torch.randn(length, generator=generator),
+        },
+    )
+
+
+SGD = AdamParams(learning_rate=1e-2, eps=1e-8)
