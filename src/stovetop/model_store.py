@@ -61,4 +61,7 @@ def require_model(name: str) -> Path:
 def known_models() -> list[str]:
     """Models that lie in `model_home()`, by name."""
     home = model_home()
-    return sorted(str(config.parent.relative_to(home)) for config in home.glob("**/config.json"))
+    folders = [config.parent for config in home.glob("**/config.json")]
+    return sorted(
+        str(folder.relative_to(home)) for folder in folders if not folder.name.startswith(".")
+    )  # half written

@@ -1,5 +1,6 @@
 """The embedded backend: an engine in this process, on a CPU or one GPU. Nothing to start, nothing to sign up for."""
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,8 @@ from stovetop.engine import ops
 from stovetop.errors import InvalidRequest
 from stovetop.model_store import known_models, require_model
 
+log = logging.getLogger(__name__)
+
 
 def open_service(
     *,
@@ -17,14 +20,15 @@ def open_service(
     user_metadata: UserMetadata | None = None,
     device: str = "cpu",
     dtype: Literal["float32", "bfloat16"] = "float32",
-    threads: int | None = None,
+    threads: int | Literal["probe"] | None = None,
     max_tokens_per_pass: int = 4096,
     disk: Disk = LOCAL_DISK,
 ) -> InProcessServiceClient:
     """A service whose base models run here.
 
     `storage` is where states are saved (default ~/.stovetop). `dtype` is that of the base weights; adapters and
-    optimizer are float32 in any case. `threads` is how many the engine computes with (default: torch's choice).
+    optimizer are float32 in any case. `threads` is how many the engine computes with: "probe" takes two seconds to find
+    the fastest number, None leaves the choice to torch; the setting is the process's.
     `max_tokens_per_pass` bounds the activations of a training pass: lower it when memory is short.
     """
     if max_tokens_per_pass < 1:
@@ -35,8 +39,11 @@ def open_service(
 
         from stovetop.engine.engine import Engine
         from stovetop.engine.model import load_model
+        from stovetop.engine.threads import fastest_threads
 
-        if threads is not None:
+        if threads == "probe":
+            log.info("computing with %d threads", fastest_threads())
+        elif threads is not None:
             torch.set_num_threads(threads)
         model = load_model(require_model(base_model), base_model, device=device, dtype=dtype)
         return Engine(model, max_tokens_per_pass=max_tokens_per_pass, disk=disk)

@@ -1,0 +1,29 @@
+# make demo   a real model learns on this machine, from examples and then from reward
+# make test   every test
+#
+# Both need Python 3.11 or later and a Python package index, and keep everything they install in .venv. On Linux the
+# index's own torch brings CUDA along; without a GPU, spare yourself that download:
+#     make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP_FLAGS ?=
+
+.PHONY: demo test clean
+
+demo: .venv/installed-demo
+	.venv/bin/stovetop fetch smollm2
+	.venv/bin/stovetop run sort_digits_demo
+
+test: .venv/installed-test
+	.venv/bin/stovetop fetch smollm2
+	.venv/bin/python -m pytest
+
+clean:
+	rm -rf .venv
+
+.venv/installed-demo: EXTRAS = gguf
+.venv/installed-test: EXTRAS = gguf,dev
+.venv/installed-%: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[$(EXTRAS)]'
+	touch $@

@@ -1,0 +1,257 @@
+"""checkpoints.jsonl: what was saved, when to save, and from which save a run goes on.
+
+A row names the **next** batch: a state saved after batches 0..k has `batch` k + 1, counted over the whole run, so a
+resumed run repeats nothing and skips nothing. What a saved state consists of is the backend's business.
+
+There is no synchronous twin of the coroutines here: a script without an event loop calls `asyncio.run(...)` on them.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from stovetop.client import ServiceClient, TrainingClient, UserMetadata
+from stovetop.durable import MANIFEST, append_row, read_rows
+from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, StovetopError, TornCheckpoint
+from stovetop.futures import APIFuture
+from stovetop.types import SaveWeightsForSamplerResponse, SaveWeightsResponse
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS_FILE = "checkpoints.jsonl"
+FINAL = "final"
+
+CheckpointKind = Literal["state", "sampler", "both"]  # to go on from; to sample from; both
+Scalar = int | float | str | bool
+LoopState = Mapping[str, Scalar]  # batch (the next one), epoch, and any further numbers and words of the loop's own
+
+_OWN_KEYS = {"name": str, "batch": int, "epoch": int, "final": bool, "state_path": str, "sampler_path": str}
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """One row. What is None is not written; `extras` lie flat beside the rest."""
+
+    name: str
+    batch: int | None = None  # the next one to run
+    epoch: int | None = None  # that it belongs to
+    final: bool | None = None  # the run was complete
+    state_path: str | None = None  # weights and optimizer
+    sampler_path: str | None = None  # weights
+    extras: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
+
+    def to_dict(self) -> dict[str, Scalar]:
+        own = {
+            "name": self.name,
+            "batch": self.batch,
+            "epoch": self.epoch,
+            "final": self.final,
+            "state_path": self.state_path,
+            "sampler_path": self.sampler_path,
+        }
+        return {key: value for key, value in own.items() if value is not None} | dict(self.extras)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        for key, kind in _OWN_KEYS.items():
+            if key in row and type(row[key]) is not kind:
+                raise InvalidRequest(f"{key!r} of a checkpoint must be {kind.__name__}: {row[key]!r}")
+        if "name" not in row:
+            raise InvalidRequest(f"a checkpoint needs a name: {dict(row)}")
+        own = {key: value for key, value in row.items() if key in _OWN_KEYS}
+        return cls(**own, extras={key: value for key, value in row.items() if key not in _OWN_KEYS})
+
+    def has(self, key: str) -> bool:
+        return key in self.to_dict()
+
+    def get(self, key: str) -> Scalar | None:
+        return self.to_dict().get(key)
+
+
+def load_checkpoints_file(log_dir: str | Path) -> list[CheckpointRecord]:
+    """All rows, none when there is no file. Paths are where the folders lie now: the directory may have been moved."""
+    log_dir = Path(log_dir).expanduser().resolve()
+    file = log_dir / CHECKPOINTS_FILE
+    records: list[CheckpointRecord] = []
+    for number, row in enumerate(read_rows(file), start=1):
+        try:
+            record = CheckpointRecord.from_dict(row)
+        except InvalidRequest as error:
+            raise StovetopError(f"{file}, line {number}: {error}") from error
+        state_path, sampler_path = _locate(record.state_path, log_dir), _locate(record.sampler_path, log_dir)
+        records.append(replace(record, state_path=state_path, sampler_path=sampler_path))
+    return records
+
+
+def get_last_checkpoint(log_dir: str | Path, required_key: str = "state_path") -> CheckpointRecord | None:
+    """The last row that has this key. Its folder has not been opened: see `resume_or_create`."""
+    return next((record for record in reversed(load_checkpoints_file(log_dir)) if record.has(required_key)), None)
+
+
+def _locate(path: str | None, log_dir: Path) -> str | None:
+    """`path`, or where it has gone with the run directory: the longest tail of it that is a saved folder in there."""
+    if path is None or not Path(path).is_absolute() or Path(path).exists():
+        return path
+    parts = Path(path).parts
+    tails = (log_dir.joinpath(*parts[start:]) for start in range(1, len(parts)))
+    return next((str(moved) for moved in tails if (moved / MANIFEST).is_file()), path)
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+
+
+def is_due(num_done: int, every: int) -> bool:
+    """Whether something that happens `every` so many batches happens after `num_done`; 0 turns it off."""
+    return every > 0 and num_done % every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCheckpoint:
+    """A save that was submitted. It holds the weights as of its submission, whatever is trained since."""
+
+    name: str
+    loop_state: LoopState
+    state: APIFuture[SaveWeightsResponse] | None
+    sampler: APIFuture[SaveWeightsForSamplerResponse] | None
+
+    async def record(self, log_dir: str | Path) -> CheckpointRecord:
+        """Waits for the save and writes its row. Log the metrics of the steps before it first: a run that goes on from
+        here will not run those steps again."""
+        row = {"name": self.name, **self.loop_state}
+        if self.state is not None:
+            row["state_path"] = (await self.state).path
+        if self.sampler is not None:
+            row["sampler_path"] = (await self.sampler).path
+        record = CheckpointRecord.from_dict(row)
+        log_dir = Path(log_dir).expanduser()
+        log_dir.mkdir(parents=True, exist_ok=True)
+        append_row(log_dir / CHECKPOINTS_FILE, record.to_dict())
+        return record
+
+
+def submit_checkpoint(
+    training_client: TrainingClient, name: str, loop_state: LoopState, kind: CheckpointKind = "state"
+) -> PendingCheckpoint:
+    """Submits a save and waits for nothing: call it right after the `optim_step` that it is to contain, before the next
+    step is submitted. `loop_state["batch"]` is the next batch.
+
+        saved = submit_checkpoint(client, f"{step + 1:06d}", {"batch": step + 1})
+        ...                                # await the step, log its metrics
+        await saved.record(run.path)
+    """
+    if reserved := {"name", "state_path", "sampler_path"} & set(loop_state):
+        raise InvalidRequest(f"a loop_state says where the loop is, not {', '.join(sorted(reserved))}: {loop_state}")
+    CheckpointRecord.from_dict({"name": name, **loop_state})  # refused now rather than after the save
+    return PendingCheckpoint(
+        name,
+        dict(loop_state),
+        training_client.save_state(name) if kind in ("state", "both") else None,
+        training_client.save_weights_for_sampler(name) if kind in ("sampler", "both") else None,
+    )
+
+
+async def save_checkpoint(
+    training_client: TrainingClient,
+    name: str,
+    log_dir: str | Path,
+    loop_state: LoopState,
+    kind: CheckpointKind = "state",
+) -> CheckpointRecord:
+    """Saves and records at once, where nothing is to be submitted in between."""
+    return await submit_checkpoint(training_client, name, loop_state, kind).record(log_dir)
+
+
+async def save_final_checkpoint(
+    training_client: TrainingClient, log_dir: str | Path, *, start: "Start", num_batches: int, **loop_state: Scalar
+) -> CheckpointRecord | None:
+    """The last act of a loop: saves "final", state and sampler weights; or, where `start` left nothing to train, saves
+    nothing and says so."""
+    if start.batch >= num_batches:
+        log.info("already complete: %d of %d batches are trained in %s", start.batch, num_batches, log_dir)
+        return None
+    state = {"batch": num_batches, "final": True, **loop_state}
+    return await save_checkpoint(training_client, FINAL, log_dir, state, kind="both")
+
+
+# ---- resuming --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A client, and where its loop begins."""
+
+    training_client: TrainingClient
+    batch: int = 0
+    record: CheckpointRecord | None = None  # the row that it goes on from, with whatever else the loop noted
+
+
+async def resume_or_create(
+    service: ServiceClient,
+    log_dir: str | Path,
+    *,
+    model_name: str,
+    lora_rank: int = 32,
+    seed: int | None = None,
+    train_unembed: bool = True,
+    load_checkpoint_path: str | None = None,
+    user_metadata: UserMetadata | None = None,
+) -> Start:
+    """The training client of a run, by the first of these that applies:
+
+    1. The last row of checkpoints.jsonl with a state and a batch: weights and optimizer, and that batch. A row whose
+       state is torn or gone is skipped, and said; if none can be used, that is an error, never a silent fresh start.
+    2. `load_checkpoint_path`: its weights with a fresh optimizer, batch 0.
+    3. A new adapter, batch 0.
+    """
+    positions = [
+        _Position(record.state_path, record.batch, record)
+        for record in load_checkpoints_file(log_dir)
+        if record.state_path is not None and record.batch is not None
+    ]
+    if positions:
+        start = await _resume(service, log_dir, positions, model_name, user_metadata)
+    elif load_checkpoint_path is not None:
+        log.info("starting from the weights of %s, with a fresh optimizer", load_checkpoint_path)
+        start = Start(await service.create_training_client_from_state(load_checkpoint_path, model_name, user_metadata))
+    else:
+        start = Start(
+            await service.create_lora_training_client(
+                model_name, lora_rank, seed, train_unembed=train_unembed, user_metadata=user_metadata
+            )
+        )
+    saved_rank = start.training_client.get_info().lora_rank
+    if saved_rank not in (None, lora_rank):
+        raise InvalidRequest(f"the saved adapter has rank {saved_rank}; set lora_rank to it: {lora_rank}")
+    return start
+
+
+class _Position(NamedTuple):
+    state_path: str
+    batch: int
+    record: CheckpointRecord
+
+
+async def _resume(
+    service: ServiceClient,
+    log_dir: str | Path,
+    positions: list[_Position],
+    model_name: str,
+    user_metadata: UserMetadata | None,
+) -> Start:
+    for path, batch, record in reversed(positions):
+        try:
+            client = await service.create_training_client_from_state_with_optimizer(path, model_name, user_metadata)
+        except (TornCheckpoint, CheckpointNotFound) as error:
+            log.warning("checkpoint %r cannot be used, trying the one before: %s", record.name, error)
+            continue
+        log.info("resuming from checkpoint %r at batch %d", record.name, batch)
+        return Start(client, batch, record)
+    raise CheckpointError(
+        f"none of the {len(positions)} checkpoints of this run can be used; restore one of their folders, or begin "
+        f"again with behavior 'delete': {log_dir}"
+    )

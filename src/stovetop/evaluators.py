@@ -1,0 +1,47 @@
+"""What an evaluator is, and how a round of them runs. Evaluators themselves live with what they measure."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stovetop.client import SamplingClient, TrainingClient
+from stovetop.concurrency import together
+from stovetop.errors import InvalidRequest
+from stovetop.futures import APIFuture
+
+Metrics = dict[str, float]
+
+
+class TrainingClientEvaluator(Protocol):
+    """Measures the weights in training, without a sampler: a held-out loss, say. It leaves no gradient."""
+
+    async def __call__(self, client: TrainingClient) -> Metrics: ...
+
+
+class SamplingClientEvaluator(Protocol):
+    """Measures what the weights say when they are sampled from."""
+
+    async def __call__(self, client: SamplingClient) -> Metrics: ...
+
+
+async def run_evaluators(
+    training_client: TrainingClient,
+    *,
+    training: Sequence[TrainingClientEvaluator] = (),
+    sampling: Sequence[SamplingClientEvaluator] = (),
+) -> Metrics:
+    """One round: all at once, all on the weights as of this call if nothing else is submitted until it returns. The
+    sampling evaluators share one sampling client. Two that report the same metric are refused."""
+    rounds = [evaluator(training_client) for evaluator in training]
+    if sampling:
+        snapshot = training_client.save_weights_and_get_sampling_client()
+        rounds += [_evaluate(snapshot, evaluator) for evaluator in sampling]
+    metrics: Metrics = {}
+    for reported in await together(rounds, name="evaluator"):
+        if clash := metrics.keys() & reported.keys():
+            raise InvalidRequest(f"two evaluators report the same metric; give one of them another name: {min(clash)}")
+        metrics |= reported
+    return metrics
+
+
+async def _evaluate(snapshot: APIFuture[SamplingClient], evaluator: SamplingClientEvaluator) -> Metrics:
+    return await evaluator(await snapshot)

@@ -1,0 +1,17 @@
+"""The table of recipes. One is a module with a frozen dataclass `Config` and `async def main(config: Config) -> None`:
+one file, from its config to its last table.
+"""
+
+from typing import NamedTuple
+
+
+class Recipe(NamedTuple):
+    module: str
+    summary: str  # one line
+
+
+RECIPES = {
+    "sl_loop": Recipe("stovetop.recipes.sl_loop", "Supervised fine-tuning on chats, in one flat loop"),
+    "rl_loop": Recipe("stovetop.recipes.rl_loop", "Reinforcement learning on checkable answers, likewise"),
+    "sort_digits_demo": Recipe("stovetop.recipes.sort_digits_demo", "Sorting digits: supervised, then by reward"),
+}

@@ -1,0 +1,152 @@
+"""Reinforcement learning with a verifiable reward as one flat loop: problems in, a model that solves more of them out.
+
+    stovetop run rl_loop dataset=problems.jsonl model_name=smollm2
+
+A step: freeze the weights, draw a group of answers to each problem, grade them, give every answer the reward minus the
+mean of its group as advantage, take one policy-gradient step. On-policy throughout: every answer is trained on by the
+weights that drew it, which the two kl_sample_train metrics show. The look-ahead here is small: the weights for the next
+step are frozen before the results of this one are awaited. What is left out: several steps per batch, environments of
+several turns, KL penalties, sampling ahead of training.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import stovetop
+from stovetop import AdamParams
+from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
+from stovetop.client import ServiceClient
+from stovetop.datasets import load_rows, split_rows
+from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
+from stovetop.model_families import recommended_renderer_name
+from stovetop.renderers import get_renderer
+from stovetop.rl.advantages import compute_advantages
+from stovetop.rl.data_processing import assemble_training_data, remove_constant_reward_groups, without_mask
+from stovetop.rl.evaluation import RLTestSetEvaluator
+from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
+from stovetop.rl.problem_env import ProblemDataset, answer_builders
+from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
+from stovetop.runs import BehaviorIfExists, open_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    dataset: str = (
+        "sample:arithmetic"  # FILE.jsonl with {"question" or "messages": ..., "answer": ...} a line, or likewise
+    )
+    test_dataset: str | None = None  # held-out problems, likewise; None: test_size problems of the dataset
+    test_size: int = 32  # problems held out of the dataset when there is no test_dataset; 0: none
+    model_name: str = "smollm2"  # a folder, or a fetched model
+    log_path: str = "runs/rl_loop"  # the run directory; the same one again goes on where it was
+    behavior_if_exists: BehaviorIfExists = "resume"
+    base_url: str | None = None  # None: train in this process
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    groups_per_batch: int = 8  # problems a step
+    group_size: int = 8  # answers to each
+    max_tokens: int = 16  # of an answer
+    temperature: float = 1.0
+    learning_rate: float = 4e-5
+    lr_schedule: LRSchedule = "constant"
+    warmup_steps: int = 0
+    num_epochs: int = 1
+    max_steps: int | None = None  # None: as many as the epochs have
+    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # the temperature is added
+    remove_constant_reward_groups: bool = True  # they have no gradient
+    lora_rank: int = 32
+    train_unembed: bool = True  # the output head too
+    seed: int = 0  # of the adapter, the order and the answers
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    eval_every: int = 20  # steps; 0: never
+    save_every: int = 20  # steps; 0: only at the end
+
+
+async def main(config: Config) -> None:
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    columns = ("env/all/reward/total", "env/all/by_group/frac_mixed", "optim/entropy", "optim/kl_sample_train_v2",
+               "time/total", "test/env/all/reward/total")  # fmt: skip
+    with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
+        start = await resume_or_create(
+            service,
+            run.path,
+            model_name=config.model_name,
+            lora_rank=config.lora_rank,
+            seed=config.seed,
+            train_unembed=config.train_unembed,
+            load_checkpoint_path=config.load_checkpoint_path,
+        )
+        run.start_at(start.batch)
+        trainer = start.training_client
+
+        # Problems become builders of environment groups: a prompt, a reference answer, `group_size` tries.
+        tokenizer = trainer.get_tokenizer()
+        renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
+        rows = split_rows(load_rows(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
+        test_rows = load_rows(config.test_dataset) if config.test_dataset else rows.test
+        builders = answer_builders(rows.train, renderer, config.group_size)
+        problems = ProblemDataset(builders, config.groups_per_batch, seed=config.seed, num_epochs=config.num_epochs)
+        num_steps = min(len(problems), config.max_steps or len(problems))
+        test_builders = answer_builders(test_rows, renderer, group_size=1)
+        evaluate = RLTestSetEvaluator(test_builders, config.max_tokens, config.temperature, seed=config.seed)
+        loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}
+
+        frozen = trainer.save_weights_and_get_sampling_client()
+        with run.progress("training", total=num_steps, completed=start.batch) as bar:
+            for step in range(start.batch, num_steps):
+                began_s = time.monotonic()
+                sampler = await frozen
+                evaluates = bool(test_rows) and is_due(step, config.eval_every)
+                metrics: dict[str, float] = await evaluate(sampler) if evaluates else {}
+
+                # Answers to every problem of the batch, graded.
+                policy = SamplingPolicy(sampler, config.max_tokens, config.temperature, seed=config.seed + step)
+                rollouts = await do_rollouts(problems.get_batch(step), policy, RetryOnFailure())
+                groups_P = [group for _, group in rollouts.owned_groups_P]
+                tags_P = [builder.logging_tags() for builder, _ in rollouts.owned_groups_P]
+                metrics |= rollouts.error_metrics() | compute_trajectory_metrics(groups_P, tags_P)
+
+                # Advantages, and the data to train on.
+                if config.remove_constant_reward_groups:
+                    groups_P = [group for _, group in remove_constant_reward_groups(rollouts.owned_groups_P)]
+                data_D, _ = assemble_training_data(groups_P, compute_advantages(groups_P))
+
+                # One step, its checkpoint, and the weights for the next step: submitted in order, then awaited.
+                multiplier = compute_schedule_lr_multiplier(config.lr_schedule, step, num_steps, config.warmup_steps)
+                rate = config.learning_rate * multiplier
+                trained = trainer.forward_backward(without_mask(data_D), config.loss_fn, loss_fn_config)
+                stepped = trainer.optim_step(AdamParams(rate, config.adam_beta1, config.adam_beta2, config.adam_eps))
+                saves = is_due(step + 1, config.save_every) and step + 1 < num_steps
+                saved = submit_checkpoint(trainer, f"{step + 1:06d}", {"batch": step + 1}) if saves else None
+                frozen = trainer.save_weights_and_get_sampling_client()
+
+                logprobs_D = [outputs["logprobs"] for outputs in (await trained).loss_fn_outputs]
+                metrics |= compute_kl_sample_train(data_D, logprobs_D) | (await stepped).metrics
+                metrics |= {
+                    "progress/batch": step,
+                    "progress/done_frac": (step + 1) / num_steps,
+                    "optim/lr": rate,
+                    "time/total": time.monotonic() - began_s,
+                }
+                run.log_metrics(metrics, step)
+                run.emit("rl.step", step=step, reward_mean=metrics["env/all/reward/total"])
+                if saved is not None:
+                    await saved.record(run.path)
+                bar.advance()
+
+        if test_rows and config.eval_every:
+            run.log_metrics(await evaluate(await frozen), num_steps)
+        await save_final_checkpoint(trainer, run.path, start=start, num_batches=num_steps)
+        reward = {"reward of a batch": "env/all/reward/total"}
+        run.plot("reward", reward, title="Reinforcement learning", y_label="mean reward", running_mean=5)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))

@@ -1,0 +1,161 @@
+"""Supervised fine-tuning as one flat loop: chats in, a model that answers like them out.
+
+    stovetop run sl_loop dataset=chats.jsonl model_name=smollm2
+
+Everything that happens is on this page, in order. Two things are worth a second look. **Look-ahead**: step i+1 is
+submitted before step i is awaited, so the engine never waits for us. **Program order**: all that must see the weights
+after i updates (the evaluation, the checkpoint, step i itself) is submitted in one function, so a checkpoint named i
+holds exactly i updates. What is left out: workflows, several datasets, evaluation by sampling.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+import stovetop
+from stovetop import AdamParams, APIFuture, Datum, ForwardBackwardOutput, OptimStepResponse
+from stovetop.checkpoints import PendingCheckpoint, is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
+from stovetop.client import ServiceClient
+from stovetop.datasets import Batches, load_chats, split_rows
+from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
+from stovetop.model_families import recommended_renderer_name
+from stovetop.renderers import get_renderer
+from stovetop.renderers.base import TrainOnWhat
+from stovetop.runs import BehaviorIfExists, open_run
+from stovetop.supervised.data import conversation_to_datum
+from stovetop.supervised.nll import mean_nll
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    dataset: str = "sample:chats"  # FILE.jsonl with {"messages": [...]} a line, sample:NAME, or OWNER/NAME of a hub
+    test_dataset: str | None = None  # held-out chats, likewise; None: test_size chats of the dataset
+    test_size: int = 4  # chats held out of the dataset when there is no test_dataset; 0: none
+    model_name: str = "smollm2"  # a folder, or a fetched model
+    log_path: str = "runs/sl_loop"  # the run directory; the same one again goes on where it was
+    behavior_if_exists: BehaviorIfExists = "resume"
+    base_url: str | None = None  # None: train in this process
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    max_length: int | None = None  # tokens of a chat; what is over is cut off
+    learning_rate: float = 2e-4  # at the first step
+    lr_schedule: LRSchedule = "linear"
+    warmup_steps: int = 0
+    num_epochs: int = 4
+    batch_size: int = 4  # chats a step
+    lora_rank: int = 32
+    train_unembed: bool = True  # the output head too
+    seed: int = 0  # of the adapter, the split and the order
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    eval_every: int = 5  # steps; 0: never
+    save_every: int = 5  # steps; 0: only at the end
+
+
+class InFlight(NamedTuple):
+    """A step that was submitted and not awaited."""
+
+    step: int
+    submitted_s: float
+    learning_rate: float
+    batch_D: list[Datum]
+    evaluated: APIFuture[ForwardBackwardOutput] | None
+    trained: APIFuture[ForwardBackwardOutput]
+    stepped: APIFuture[OptimStepResponse]
+    saved: PendingCheckpoint | None
+
+
+async def main(config: Config) -> None:
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    columns = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "grad_norm")
+    with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
+        start = await resume_or_create(
+            service,
+            run.path,
+            model_name=config.model_name,
+            lora_rank=config.lora_rank,
+            seed=config.seed,
+            train_unembed=config.train_unembed,
+            load_checkpoint_path=config.load_checkpoint_path,
+        )
+        run.start_at(start.batch)
+        trainer = start.training_client
+
+        # Chats become datums once: tokens, shifted by one, and a weight for each; a chat's weights sum to 1.
+        tokenizer = trainer.get_tokenizer()
+        renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
+        chats = split_rows(load_chats(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
+        test_chats = load_chats(config.test_dataset) if config.test_dataset else chats.test
+        train_D, test_D = (
+            [conversation_to_datum(chat, renderer, config.max_length, config.train_on_what) for chat in part]
+            for part in (chats.train, test_chats)
+        )
+        batches = Batches(train_D, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)
+        num_steps = len(batches)
+
+        def submit(step: int) -> InFlight:
+            """Everything that belongs to this step, in program order; nothing is awaited."""
+            evaluates = bool(test_D) and is_due(step, config.eval_every)
+            multiplier = compute_schedule_lr_multiplier(config.lr_schedule, step, num_steps, config.warmup_steps)
+            rate = config.learning_rate * multiplier
+            adam = AdamParams(rate, config.adam_beta1, config.adam_beta2, config.adam_eps)
+            return InFlight(
+                step,
+                time.monotonic(),
+                rate,
+                batches[step],
+                evaluated=trainer.forward(test_D, "cross_entropy") if evaluates else None,
+                trained=trainer.forward_backward(batches[step], "cross_entropy"),
+                stepped=trainer.optim_step(adam),
+                saved=submit_checkpoint(trainer, f"{step + 1:06d}", {"batch": step + 1})
+                if is_due(step + 1, config.save_every) and step + 1 < num_steps
+                else None,
+            )
+
+        async def finish(flight: InFlight) -> None:
+            """Awaits a step and writes its one row: the loss of the weights that it began with."""
+            metrics = {
+                "epoch": batches.epoch_of(flight.step),
+                "progress": flight.step / num_steps,
+                "learning_rate": flight.learning_rate,
+                "num_sequences": len(flight.batch_D),
+                "num_tokens": sum(datum.model_input.length for datum in flight.batch_D),
+                "num_loss_tokens": sum(np.count_nonzero(d.loss_fn_inputs["weights"].array) for d in flight.batch_D),
+            }
+            if flight.evaluated is not None:
+                metrics["test/nll"] = mean_nll(await flight.evaluated, test_D)
+            metrics["train_mean_nll"] = mean_nll(await flight.trained, flight.batch_D)
+            metrics |= (await flight.stepped).metrics
+            metrics["time/step"] = time.monotonic() - flight.submitted_s
+            run.log_metrics(metrics, flight.step)
+            run.emit("training.step", step=flight.step, loss=metrics["train_mean_nll"])
+            if flight.saved is not None:
+                await flight.saved.record(run.path)
+
+        with run.progress("training", total=num_steps, completed=start.batch) as bar:
+            flight = submit(start.batch) if start.batch < num_steps else None
+            while flight is not None:
+                following = submit(flight.step + 1) if flight.step + 1 < num_steps else None
+                await finish(flight)
+                bar.advance()
+                flight = following
+
+        if test_D:
+            held_out = mean_nll(await trainer.forward(test_D, "cross_entropy"), test_D)
+            run.log_metrics({"progress": 1.0, "test/nll": held_out}, num_steps)
+        await save_final_checkpoint(trainer, run.path, start=start, num_batches=num_steps)
+        lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if test_D else {})
+        run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))

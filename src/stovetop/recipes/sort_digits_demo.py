@@ -1,0 +1,182 @@
+"""The demo: a small model learns to put three digits in ascending order, first from 32 examples, then from reward.
+
+    stovetop fetch smollm2 && stovetop run sort_digits_demo
+
+It is the two flat loops in a row, `sl_loop` and then `rl_loop` from its weights, with the accuracy on 64 unseen
+problems before, between and after: at temperature 1, four answers each, and greedily. The digits of the test occur in
+neither stage, and the reward is the right answer and nothing else. Interrupt it and start it again: it goes on where it
+was.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import stovetop
+from stovetop import SamplingParams
+from stovetop.checkpoints import get_last_checkpoint
+from stovetop.client import SamplingClient, ServiceClient
+from stovetop.durable import append_row, read_rows, write_file
+from stovetop.errors import StovetopError
+from stovetop.model_families import recommended_renderer_name
+from stovetop.recipes import rl_loop, sl_loop
+from stovetop.renderers import get_renderer
+from stovetop.renderers.messages import ensure_text, message_from_json
+from stovetop.rl.evaluation import RLTestSetEvaluator
+from stovetop.rl.problem_env import answer_builders
+from stovetop.runs import load
+from stovetop.tasks import sort_digits
+from stovetop.tracking.console import open_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Stage = Literal["base model", "after examples", "after reward"]
+RESULTS = "results.jsonl"  # a row per stage that was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    model_name: str = "smollm2"  # a folder, or a fetched model
+    log_path: str = "runs/sort_digits"  # the run directory; the same one again goes on where it was
+    base_url: str | None = None  # None: train in this process
+    seed: int = 0  # of the adapter, the order of the data and the answers
+    sl_learning_rate: float = 5e-4  # decays to zero
+    sl_epochs: int = 4  # of two steps of 16 chats
+    rl_learning_rate: float = 2e-4
+    rl_steps: int = 24  # of 8 problems, 8 answers each
+    num_test_problems: int = 64  # at most 64
+
+
+async def main(config: Config) -> None:
+    folder = Path(config.log_path).expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    console = open_console(shown=True)
+    options: dict[str, Any] = {"threads": "probe"} if config.base_url is None else {}
+    with stovetop.ServiceClient(config.base_url, storage=folder, **options) as service:
+        await run(config, service, folder, console)
+
+
+async def run(config: Config, service: ServiceClient, folder: Path, console: "Console") -> None:
+    data = {
+        "chats": sort_digits.chats(),
+        "problems": sort_digits.problems(),
+        "test_chats": sort_digits.test_chats()[: config.num_test_problems],
+    }
+    paths = {name: str(folder / f"{name}.jsonl") for name in data}
+    for name, rows in data.items():
+        write_file(Path(paths[name]), "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    supervised = sl_loop.Config(
+        dataset=paths["chats"],
+        test_dataset=paths["test_chats"],
+        model_name=config.model_name,
+        log_path=str(folder / "supervised"),
+        learning_rate=config.sl_learning_rate,
+        num_epochs=config.sl_epochs,
+        batch_size=16,
+        lora_rank=16,
+        train_unembed=False,
+        seed=config.seed,
+        eval_every=2,
+        save_every=2,
+    )
+
+    console.rule("1  The model as it is")
+    base = await service.create_sampling_client(base_model=config.model_name)
+    await measure("base model", base, config, folder, console)
+
+    console.rule("2  Learning from 32 examples")
+    await sl_loop.train(supervised, service)
+    learnt = await service.create_sampling_client(model_path=final_weights(folder / "supervised", "sampler_path"))
+    await measure("after examples", learnt, config, folder, console)
+
+    console.rule("3  Learning from reward")
+    reinforced = rl_loop.Config(
+        dataset=paths["problems"],
+        test_size=0,
+        model_name=config.model_name,
+        log_path=str(folder / "rl"),
+        load_checkpoint_path=final_weights(folder / "supervised", "state_path"),
+        max_tokens=sort_digits.MAX_TOKENS,
+        learning_rate=config.rl_learning_rate,
+        max_steps=config.rl_steps,
+        lora_rank=16,
+        train_unembed=False,
+        seed=config.seed,
+        eval_every=0,
+        save_every=2,
+    )
+    await rl_loop.train(reinforced, service)
+    rewarded = await service.create_sampling_client(model_path=final_weights(folder / "rl", "sampler_path"))
+    await measure("after reward", rewarded, config, folder, console)
+
+    console.rule("What was learnt")
+    show_results(folder, console)
+    await show_answers({"base model": base, "after examples": learnt, "after reward": rewarded}, console)
+    console.print(f"plots: {folder / 'supervised' / 'loss.png'}\n       {folder / 'rl' / 'reward.png'}")
+
+
+def final_weights(run_path: Path, key: Literal["state_path", "sampler_path"]) -> str:
+    """Where a finished stage left its weights."""
+    record = get_last_checkpoint(run_path, key)
+    path = None if record is None else record.get(key)
+    if record is None or not record.final or not isinstance(path, str):
+        raise StovetopError(f"this stage has no final checkpoint; remove it and start again: {run_path}")
+    return path
+
+
+async def measure(stage: Stage, client: SamplingClient, config: Config, folder: Path, console: "Console") -> None:
+    """Accuracy on unseen problems, noted once: a stage that was measured is not measured again."""
+    if any(row["stage"] == stage for row in read_rows(folder / RESULTS)):
+        return
+    tokenizer = client.get_tokenizer()
+    renderer = get_renderer(recommended_renderer_name(tokenizer), tokenizer)
+    problems = sort_digits.test_problems()[: config.num_test_problems]
+    accuracy: dict[str, float] = {}
+    began_s = time.monotonic()
+    with console.status(f"{stage}: answering {len(problems)} unseen problems"):
+        for name, temperature, group_size in (("at temperature 1", 1.0, 4), ("greedy", 0.0, 1)):
+            builders = answer_builders(problems, renderer, group_size)
+            evaluate = RLTestSetEvaluator(builders, sort_digits.MAX_TOKENS, temperature, seed=config.seed)
+            accuracy[name] = (await evaluate(client))["test/env/all/correct"]
+    append_row(folder / RESULTS, {"stage": stage, **accuracy, "seconds": time.monotonic() - began_s})
+    numbers = ", ".join(f"{value:.3f} {name}" for name, value in accuracy.items())
+    console.print(f"{stage}: of {len(problems)} unseen problems right: {numbers}")
+
+
+def show_results(folder: Path, console: "Console") -> None:
+    from rich.table import Table
+
+    results = {row["stage"]: row for row in read_rows(folder / RESULTS)}
+    losses = load(folder / "supervised").series("test/nll").values
+    held_out = {"base model": losses[0], "after examples": losses[-1]}
+    table = Table("", "held-out loss", "right at temperature 1", "right, greedy", title="Unseen problems")
+    for stage, row in results.items():
+        loss = f"{held_out[stage]:.3f}" if stage in held_out else ""
+        table.add_row(stage, loss, f"{row['at temperature 1']:.3f}", f"{row['greedy']:.3f}")
+    console.print(table)
+    stops = [event for run in ("supervised", "rl") for event in load(folder / run).events if event.name == "run.stop"]
+    seconds = sum(event.values["seconds"] for event in stops) + sum(row["seconds"] for row in results.values())
+    console.print(f"time spent on training and measuring: {seconds:.0f} s")
+
+
+async def show_answers(clients: dict[Stage, SamplingClient], console: "Console") -> None:
+    """The greedy answers of each stage to the first unseen problems."""
+    from rich.table import Table
+
+    table = Table("asked", "right", *clients, title="Completions")
+    for row in sort_digits.test_chats()[:5]:
+        assert isinstance(row["messages"], list)
+        *question, answer = (message_from_json(message, "test chat") for message in row["messages"])
+        replies: list[str] = []
+        for client in clients.values():
+            tokenizer = client.get_tokenizer()
+            renderer = get_renderer(recommended_renderer_name(tokenizer), tokenizer)
+            params = SamplingParams(24, seed=0, stop=renderer.get_stop_sequences(), temperature=0.0)
+            response = await client.sample(renderer.build_generation_prompt(question), 1, params)
+            message, _ = renderer.parse_response(response.sequences[0].tokens)
+            replies.append(ensure_text(message["content"]))
+        table.add_row(ensure_text(question[-1]["content"]), ensure_text(answer["content"]), *replies)
+    console.print(table)

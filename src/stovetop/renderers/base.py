@@ -1,0 +1,364 @@
+"""What a renderer is, and the pure functions that every renderer is made of: which messages are trained on, how
+rendered text becomes tokens and weights, how sampled tokens become a message. How a family writes its turns stands in
+its file.
+
+A renderer owns four things of a family: the prompt, the loss mask, the stop condition, the parser.
+
+Shape suffixes: `N` tokens of one example.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, groupby
+from typing import NamedTuple, Protocol, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from stovetop.client import Tokenizer
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.renderers.messages import Message, Role, check_messages
+from stovetop.tokenizer import SafeEncoder
+from stovetop.types import EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
+
+Pieces = tuple[str | ImageChunk, ...]  # of a rendered chat; text is as `SafeEncoder.protect` left it
+
+
+class TrainOnWhat(StrEnum):
+    """Which tokens of a chat get weight 1. The *output* of a message is what its author wrote and what ends the turn;
+    its *header*, which says who speaks, is trained by ALL_TOKENS alone."""
+
+    LAST_ASSISTANT_MESSAGE = "last_assistant_message"  # the output of the last message, which must be the assistant's
+    LAST_ASSISTANT_TURN = "last_assistant_turn"  # outputs of all assistant messages after the last user message
+    ALL_ASSISTANT_MESSAGES = "all_assistant_messages"  # outputs of every assistant message
+    ALL_MESSAGES = "all_messages"  # outputs of every message
+    ALL_TOKENS = "all_tokens"  # everything but a begin-of-text token
+    ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"  # outputs of those
+    CUSTOMIZED = "customized"  # outputs of messages with trainable=True; every message must say
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise UnknownName("train_on_what", str(value), [mode.value for mode in cls])
+
+
+class ParseTermination(StrEnum):
+    """How a sampled turn ended. Ask a predicate: as a truth value it would always be true, so it refuses to be one."""
+
+    STOP_SEQUENCE = "stop_sequence"  # as the family ends a turn
+    EOS = "eos"  # by the end-of-text token instead
+    MALFORMED = "malformed"  # cut off by the token budget, or going on after its end
+
+    @property
+    def is_clean(self) -> bool:
+        return self is not ParseTermination.MALFORMED
+
+    @property
+    def is_stop_sequence(self) -> bool:
+        return self is ParseTermination.STOP_SEQUENCE
+
+    def __bool__(self) -> bool:
+        raise TypeError("a ParseTermination is not a truth value; ask .is_clean or .is_stop_sequence")
+
+
+class SupervisedExample(NamedTuple):
+    """A chat to train on. `weights` are float32 (N,), one for each position, not shifted."""
+
+    model_input: ModelInput
+    weights: npt.NDArray[np.float32]
+
+
+class Renderer(Protocol):
+    """The language of one model family."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Whether each prompt of a chat begins with the tokens of the one before it and of the answer to that."""
+        ...
+
+    def get_stop_sequences(self) -> list[str] | list[int]: ...
+
+    def build_generation_prompt(
+        self, messages: Sequence[Message], role: Role = "assistant", prefill: str | None = None
+    ) -> ModelInput:
+        """The chat so far and the header of the next message, which begins with `prefill`."""
+        ...
+
+    def build_supervised_example(
+        self, messages: Sequence[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+    ) -> SupervisedExample:
+        """A whole chat. It begins with the tokens of the generation prompt that its first trained message answers."""
+        ...
+
+    def build_supervised_examples(
+        self, messages: Sequence[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_TURN
+    ) -> list[SupervisedExample]:
+        """As many examples as it takes to train on each message as it would be sampled; see `supervised_examples`."""
+        ...
+
+    def parse_response(self, tokens: Sequence[int]) -> tuple[Message, ParseTermination]:
+        """The message that sampled tokens say, as far as they go. Whatever the tokens: this never raises."""
+        ...
+
+
+# ---- which messages are trained on -------------------------------------------------------------------------------
+
+
+def trained_messages(messages: Sequence[Message], train_on_what: TrainOnWhat) -> list[bool]:
+    """For each message, whether its output is trained on."""
+    check_messages(messages)
+    _check_trainable_flags(messages, train_on_what)
+    match train_on_what:
+        case TrainOnWhat.LAST_ASSISTANT_MESSAGE:
+            if not messages or messages[-1]["role"] != "assistant":
+                raise InvalidRequest(
+                    "train_on_what=last_assistant_message needs a chat that ends with an assistant message; its roles "
+                    f"are: {_roles(messages)}"
+                )
+            return [False] * (len(messages) - 1) + [True]
+        case TrainOnWhat.LAST_ASSISTANT_TURN:
+            last_user_index = _last_user_index(messages)
+            return [
+                index > last_user_index and message["role"] == "assistant" for index, message in enumerate(messages)
+            ]
+        case TrainOnWhat.ALL_ASSISTANT_MESSAGES:
+            return [message["role"] == "assistant" for message in messages]
+        case TrainOnWhat.ALL_MESSAGES | TrainOnWhat.ALL_TOKENS:
+            return [True] * len(messages)
+        case TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES:
+            return [message["role"] in ("user", "system") for message in messages]
+        case TrainOnWhat.CUSTOMIZED:
+            return [message.get("trainable", False) for message in messages]
+        case _:
+            assert_never(train_on_what)
+
+
+def _check_trainable_flags(messages: Sequence[Message], train_on_what: TrainOnWhat) -> None:
+    customized = train_on_what is TrainOnWhat.CUSTOMIZED
+    for index, message in enumerate(messages):
+        if customized and "trainable" not in message:
+            raise InvalidRequest(
+                f"train_on_what=customized needs trainable=True or False on message {index}: {message}"
+            )
+        if not customized and "trainable" in message:
+            raise InvalidRequest(
+                f"message {index} has trainable={message['trainable']}, which only train_on_what=customized reads: "
+                f"{train_on_what}"
+            )
+
+
+def _last_user_index(messages: Sequence[Message]) -> int:
+    return max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
+
+
+def _roles(messages: Sequence[Message]) -> str:
+    return ", ".join(message["role"] for message in messages) or "none"
+
+
+def supervised_examples(
+    renderer: Renderer, messages: Sequence[Message], train_on_what: TrainOnWhat
+) -> list[SupervisedExample]:
+    """One example, if each prompt extends the one before it. Where a family rewrites earlier turns (it drops old
+    thinking, say), one for each trained assistant message: it ends there, and shows the chat as the model sees it then.
+    """
+    rewritten = not renderer.has_extension_property
+    if rewritten and train_on_what in (TrainOnWhat.LAST_ASSISTANT_TURN, TrainOnWhat.ALL_ASSISTANT_MESSAGES):
+        trained = [index for index, yes in enumerate(trained_messages(messages, train_on_what)) if yes]
+        if trained:
+            return [
+                renderer.build_supervised_example(messages[: index + 1], TrainOnWhat.LAST_ASSISTANT_MESSAGE)
+                for index in trained
+            ]
+    return [renderer.build_supervised_example(messages, train_on_what)]
+
+
+# ---- rendered text to tokens and weights -------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """A stretch of a rendered chat whose tokens all have the same weight."""
+
+    pieces: Pieces
+    weight: float
+
+
+def encode_pieces(encoder: SafeEncoder, pieces: Pieces) -> ModelInput:
+    """Text between two images is encoded as one string, as a chat template's would be."""
+    return weigh(encoder, [Span(pieces, 0.0)]).model_input
+
+
+def weigh(encoder: SafeEncoder, spans: Iterable[Span]) -> SupervisedExample:
+    """Tokens and weights of a rendered chat. Where a weight ends a token ends too, so that no token is half trained.
+    Images have weight 0."""
+    chunks: list[ModelInputChunk] = []
+    weights: list[float] = []
+    pieces = [(piece, span.weight) for span in spans for piece in span.pieces]
+    for is_text, run in groupby(pieces, key=lambda piece: isinstance(piece[0], str)):
+        if is_text:
+            texts = [(str(text), weight) for text, weight in run]
+            tokens, weights_N = _encode_weighted(encoder, texts)
+            chunks.extend([EncodedTextChunk(tokens)] if tokens else [])
+            weights.extend(weights_N)
+        else:
+            images = [image for image, _ in run if isinstance(image, ImageChunk)]
+            chunks.extend(images)
+            weights.extend(0.0 for image in images for _ in range(image.length))
+    return SupervisedExample(ModelInput(chunks), np.asarray(weights, np.float32))
+
+
+def _encode_weighted(encoder: SafeEncoder, texts: Sequence[tuple[str, float]]) -> tuple[list[int], list[float]]:
+    merged = [(weight, "".join(text for text, _ in run)) for weight, run in groupby(texts, key=lambda text: text[1])]
+    parts = _encode_parts(encoder, [text for _, text in merged])
+    return list(chain.from_iterable(parts)), [
+        weight for (weight, _), part in zip(merged, parts, strict=True) for _ in part
+    ]
+
+
+def _encode_parts(encoder: SafeEncoder, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text, which together are those of all texts in one string, unless a token would lie across a
+    border. There the border wins: a sampler begins its answer after the prompt's tokens, never inside one."""
+    parts = [encoder.encode(text) for text in texts]
+    if len(parts) < 2 or list(chain.from_iterable(parts)) == encoder.encode("".join(texts)):
+        return parts
+    # Some tokenizers encode a text otherwise at its beginning than after another: ask for each beginning of the whole.
+    fitted: list[list[int]] = []
+    so_far: list[int] = []
+    for end, part in enumerate(parts, start=1):
+        beginning = encoder.encode("".join(texts[:end]))
+        fits = beginning[: len(so_far)] == so_far
+        fitted.append(beginning[len(so_far) :] if fits else part)
+        so_far += fitted[-1]
+    return fitted
+
+
+def require_trained(
+    example: SupervisedExample, messages: Sequence[Message], train_on_what: TrainOnWhat
+) -> SupervisedExample:
+    """The example, if it has a token to train on."""
+    if not example.weights.any():
+        raise InvalidRequest(
+            f"train_on_what={train_on_what} leaves no token to train on in this chat; its roles are: {_roles(messages)}"
+        )
+    return example
+
+
+# ---- families that write each message by itself ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RenderContext:
+    """Where in its chat a message stands."""
+
+    idx: int
+    is_last: bool
+    prev_message: Message | None
+    next_message: Message | None
+    last_user_index: int  # -1 without one
+    in_last_assistant_turn: bool  # after the last user message
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedMessage:
+    """One message as text: who speaks, what they say up to the end of the turn, and what of the stop sequence lies
+    beyond that (`stop_overlap`: written, and trained with the output, only after the last message)."""
+
+    header: str
+    output: Pieces
+    stop_overlap: str = ""
+
+
+RenderMessage = Callable[[Message, RenderContext], RenderedMessage]
+
+
+def render_messages(render: RenderMessage, messages: Sequence[Message]) -> list[RenderedMessage]:
+    last_user_index = _last_user_index(messages)
+    return [
+        render(
+            message,
+            RenderContext(
+                idx=index,
+                is_last=index == len(messages) - 1,
+                prev_message=messages[index - 1] if index > 0 else None,
+                next_message=messages[index + 1] if index + 1 < len(messages) else None,
+                last_user_index=last_user_index,
+                in_last_assistant_turn=index > last_user_index,
+            ),
+        )
+        for index, message in enumerate(messages)
+    ]
+
+
+def generation_prompt(
+    encoder: SafeEncoder, rendered: Sequence[RenderedMessage], suffix: str, prefill: str | None = None
+) -> ModelInput:
+    """Begin-of-text, the messages, the header of the next one, and the beginning of what it says."""
+    pieces = [piece for message in rendered for piece in (message.header, *message.output)]
+    return add_prefill(encoder, encode_pieces(encoder, (encoder.bos, *pieces, suffix)), prefill)
+
+
+def add_prefill(encoder: SafeEncoder, prompt: ModelInput, prefill: str | None) -> ModelInput:
+    """A prefill has tokens of its own, as sampled tokens would."""
+    tokens = encoder.encode(encoder.protect_own(prefill)) if prefill else []
+    if not tokens:
+        return prompt
+    *chunks, last = prompt.chunks
+    if isinstance(last, EncodedTextChunk):
+        return ModelInput([*chunks, EncodedTextChunk([*last.tokens, *tokens])])
+    return prompt.append(EncodedTextChunk(tokens))
+
+
+def supervised_example(
+    encoder: SafeEncoder,
+    rendered: Sequence[RenderedMessage],
+    messages: Sequence[Message],
+    train_on_what: TrainOnWhat,
+) -> SupervisedExample:
+    """Begin-of-text and the messages, with the weights that `train_on_what` gives their headers and outputs. A family
+    whose prompts say more than who speaks (an empty reasoning block) has that in the header of the answer too."""
+    header_weight = float(train_on_what is TrainOnWhat.ALL_TOKENS)
+    spans = [Span((encoder.bos,), 0.0)]
+    trained = trained_messages(messages, train_on_what)
+    for message, is_trained in zip(rendered, trained, strict=True):
+        spans += [Span((message.header,), header_weight), Span(message.output, float(is_trained))]
+    if rendered:
+        spans.append(Span((rendered[-1].stop_overlap,), float(trained[-1])))
+    return require_trained(weigh(encoder, spans), messages, train_on_what)
+
+
+# ---- sampled tokens to a message ---------------------------------------------------------------------------------
+
+
+def assistant_message(content: str) -> Message:
+    return Message(role="assistant", content=content)
+
+
+def parse_response_for_stop_token(
+    tokens: Sequence[int], tokenizer: Tokenizer, stop_token: int
+) -> tuple[Message, ParseTermination]:
+    """The text before the first stop token. Clean is a turn that ends with its only stop token, or with end-of-text."""
+    tokens = list(tokens)
+    if stop_token in tokens:
+        end = tokens.index(stop_token)
+        at_end = end == len(tokens) - 1
+        termination = ParseTermination.STOP_SEQUENCE if at_end else ParseTermination.MALFORMED
+        return assistant_message(tokenizer.decode(tokens[:end])), termination
+    if tokens and tokens.index(tokens[-1]) == len(tokens) - 1 and tokens[-1] == tokenizer.eos_token_id:
+        return assistant_message(tokenizer.decode(tokens[:-1])), ParseTermination.EOS
+    return assistant_message(tokenizer.decode(tokens)), ParseTermination.MALFORMED
+
+
+def tokens_weights_from_strings_weights(
+    strings_weights: Iterable[tuple[str, float]], tokenizer: Tokenizer
+) -> tuple[list[int], npt.NDArray[np.float32]]:
+    """Tokens of strings that are encoded one by one, each with its string's weight. Only the first is encoded with the
+    special tokens that the tokenizer adds, such as begin-of-text."""
+    tokens: list[int] = []
+    weights: list[float] = []
+    for index, (string, weight) in enumerate(strings_weights):
+        encoded = tokenizer.encode(string, add_special_tokens=index == 0)
+        tokens.extend(encoded)
+        weights.extend([weight] * len(encoded))
+    return tokens, np.asarray(weights, np.float32)

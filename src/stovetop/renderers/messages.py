@@ -1,0 +1,214 @@
+"""What people and models say to each other: messages, their parts, tool calls; checks of them and a few questions to
+ask. How a message becomes tokens is a renderer's business.
+
+A *chat* is a list of messages. Messages are plain dicts, so that they can be written down as they are in JSON; nothing
+in this package ever changes one that it was given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
+
+from stovetop.errors import InvalidRequest, UnknownName
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+
+class TextPart(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingPart(TypedDict):
+    """Reasoning that comes before an answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class ImagePart(TypedDict):
+    type: Literal["image"]
+    image: str  # an http(s) address or a data: URI
+
+
+ContentPart = TextPart | ThinkingPart | ImagePart
+Content = str | list[ContentPart]
+
+_PART_FIELDS = {"text": "text", "thinking": "thinking", "image": "image"}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """Which function, and its arguments as the JSON text that the model wrote."""
+
+    name: str
+    arguments: str
+
+    def __post_init__(self) -> None:
+        for name, value in (("name", self.name), ("arguments", self.arguments)):
+            if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  rows of a file come in here
+                raise InvalidRequest(f"FunctionCall.{name} must be a string (arguments: JSON text): {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant message makes."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+@dataclass(frozen=True, slots=True)
+class UnparsedToolCall:
+    """What looked like a tool call and was none: data, for whoever grades the message."""
+
+    raw_text: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as it is described to a model."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # a JSON schema
+
+
+class Message(TypedDict):
+    """One turn of a chat. `trainable` is for `TrainOnWhat.CUSTOMIZED`; `tool_call_id` and `name` say which call a tool
+    message answers."""
+
+    role: Role
+    content: Content
+    tool_calls: NotRequired[list[ToolCall]]
+    unparsed_tool_calls: NotRequired[list[UnparsedToolCall]]
+    trainable: NotRequired[bool]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+_OPTIONAL_FIELDS: dict[str, type] = {
+    "tool_calls": list,
+    "unparsed_tool_calls": list,
+    "trainable": bool,
+    "tool_call_id": str,
+    "name": str,
+}
+
+
+# ---- questions to a message --------------------------------------------------------------------------------------
+
+
+def ensure_text(content: Content) -> str:
+    """The text of content that is text and nothing else."""
+    if isinstance(content, str):
+        return content
+    if len(content) == 1 and (part := content[0])["type"] == "text":
+        return part["text"]
+    raise InvalidRequest(f"content must be text alone here; its parts are: {[part['type'] for part in content]}")
+
+
+def ensure_list(content: Content) -> list[ContentPart]:
+    """The parts of content; a string is one text part, an empty one none."""
+    if isinstance(content, str):
+        return [TextPart(type="text", text=content)] if content else []
+    return list(content)
+
+
+def get_text_content(message: Message) -> str:
+    """All the text of a message, without its thinking and its images."""
+    return "".join(part["text"] for part in ensure_list(message["content"]) if part["type"] == "text")
+
+
+def get_thinking(message: Message) -> str:
+    """All the thinking of a message."""
+    return "".join(part["thinking"] for part in ensure_list(message["content"]) if part["type"] == "thinking")
+
+
+def remove_thinking(content: Content) -> Content:
+    """The same content without its thinking parts."""
+    if isinstance(content, str):
+        return content
+    return [part for part in content if part["type"] != "thinking"]
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Refuses what is not a chat, naming the message's index and the field."""
+    for index, message in enumerate(messages):
+        _check_message(message, f"message {index}")
+
+
+def message_from_json(data: object, where: str = "message") -> Message:
+    """A message from what a JSON parser gives. Tool calls may be objects in the public chat format. A null field counts
+    as absent, and the content of a message that calls tools may be. `where` names the message in errors."""
+    if not isinstance(data, Mapping):
+        raise InvalidRequest(f"{where} must be an object with role and content: {data!r}")
+    fields = {key: value for key, value in cast(Mapping[str, Any], data).items() if value is not None}
+    if fields.get("tool_calls"):
+        fields.setdefault("content", "")
+        fields["tool_calls"] = [tool_call_from_json(call, where) for call in fields["tool_calls"]]
+    _check_message(fields, where)
+    return cast(Message, fields)
+
+
+def tool_call_from_json(data: object, where: str = "tool call") -> ToolCall:
+    """`{"function": {"name": ..., "arguments": ...}, "id"?: ..., "type"?: "function"}`, and nothing else in it."""
+    if isinstance(data, ToolCall):
+        return data
+    call = _object(data, f"{where}: a tool call", allowed=("function", "id", "type"))
+    function = _object(call.get("function"), f"{where}: tool_calls.function", allowed=("name", "arguments"))
+    missing = [name for name in ("name", "arguments") if name not in function]
+    if missing or call.get("type", "function") != "function":
+        raise InvalidRequest(f"{where}: a tool call has a type of 'function', a name and arguments: {data!r}")
+    return ToolCall(FunctionCall(function["name"], function["arguments"]), call.get("id"))
+
+
+def _check_message(message: Mapping[str, Any], where: str) -> None:
+    for key in message:
+        if key not in Message.__annotations__:
+            raise UnknownName(f"field of {where}", key, Message.__annotations__)
+    for key in ("role", "content"):
+        if key not in message:
+            raise InvalidRequest(f"{where} lacks {key!r}; it has {sorted(message)}")
+    if message["role"] not in ROLES:
+        raise UnknownName(f"role of {where}", str(message["role"]), ROLES)
+    _check_content(message["content"], where)
+    for key, kind in _OPTIONAL_FIELDS.items():
+        if key in message and not isinstance(message[key], kind):
+            raise InvalidRequest(f"{where}: {key} must be a {kind.__name__}: {message[key]!r}")
+    for key, kind in (("tool_calls", ToolCall), ("unparsed_tool_calls", UnparsedToolCall)):
+        for call in message.get(key, ()):
+            if not isinstance(call, kind):
+                raise InvalidRequest(f"{where}: {key} must hold {kind.__name__} values: {call!r}")
+
+
+def _check_content(content: object, where: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}: content must be a string or a list of parts: {content!r}")
+    for index, part in enumerate(cast(list[object], content)):
+        what = f"{where}: content part {index}"
+        kind = _object(part, what, allowed=("type", *_PART_FIELDS.values())).get("type")
+        if kind not in _PART_FIELDS:
+            raise UnknownName(f"type of {what}", str(kind), _PART_FIELDS)
+        field = _PART_FIELDS[kind]
+        value = _object(part, what, allowed=("type", field)).get(field)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{what}: {field} must be a string: {value!r}")
+
+
+def _object(data: object, what: str, *, allowed: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidRequest(f"{what} must be an object with {', '.join(allowed)}: {data!r}")
+    fields = cast(Mapping[str, Any], data)
+    for key in fields:
+        if key not in allowed:
+            raise UnknownName(f"field of {what}", key, allowed)
+    return fields

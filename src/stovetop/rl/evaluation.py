@@ -1,0 +1,32 @@
+"""How well a policy does on held-out problems. When an evaluator runs, and what else it may be, stands in evaluators.
+
+Shape suffixes: `P` problems.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stovetop.client import SamplingClient
+from stovetop.rl.metrics import compute_trajectory_metrics
+from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
+from stovetop.rl.types import EnvGroupBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class RLTestSetEvaluator:
+    """A SamplingClientEvaluator: plays every group once, all at the same time, and reports what
+    `compute_trajectory_metrics` says of them under `<name>/`. The first failure is raised: a test set with holes in it
+    would give numbers that do not compare."""
+
+    builders_P: Sequence[EnvGroupBuilder]
+    max_tokens: int
+    temperature: float = 1.0
+    name: str = "test"
+    seed: int | None = None  # of the answers; None: fresh ones each time
+
+    async def __call__(self, client: SamplingClient) -> dict[str, float]:
+        policy = SamplingPolicy(client, self.max_tokens, self.temperature, self.seed)
+        rollouts = await do_rollouts(self.builders_P, policy)
+        groups_P = [group for _, group in rollouts.owned_groups_P]
+        metrics = compute_trajectory_metrics(groups_P, [builder.logging_tags() for builder in self.builders_P])
+        return {f"{self.name}/{name}": value for name, value in metrics.items()}

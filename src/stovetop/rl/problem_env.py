@@ -1,0 +1,175 @@
+"""Environments of one turn: a question is put, the answer is graded, the episode is over. What is asked, and what a
+right answer is, a `Problem` says; problems live in tasks and in files.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple, Protocol, assert_never, cast
+
+from stovetop.completers import StopCondition
+from stovetop.datasets import Batches
+from stovetop.errors import GradeError, InvalidRequest
+from stovetop.renderers.base import Renderer
+from stovetop.renderers.messages import Message, ensure_text, get_text_content, message_from_json
+from stovetop.rl.types import Action, Env, EnvGroupBuilder, Observation, StepResult
+from stovetop.types import ModelInput
+
+Truncated = Literal["graded", "bad_format", "wrong"]
+
+
+class Problem(Protocol):
+    """A question, and what is asked of its answer. The checks see the text of an answer, without its thinking."""
+
+    def get_question(self) -> str: ...
+    def check_answer(self, text: str) -> bool: ...
+    def check_format(self, text: str) -> bool: ...
+    def get_reference_answer(self) -> str:
+        """A right answer, for people to read."""
+        ...
+
+
+class Grade(NamedTuple):
+    """What became of an answer."""
+
+    correct: bool
+    well_formed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemEnv:
+    """Puts a problem to the policy. Reward = format_coef·(format - 1) + correct, where both are 0 or 1: by default 1.0
+    for a right and well-formed answer, 0.9 for a right one in bad format, 0.0 and -0.1 for wrong ones.
+
+    An answer is *truncated* when the policy did not end its turn itself. It fails the format check, unless `truncated`
+    says "graded" (as if it had ended) or "wrong" (no answer at all, whatever it says).
+    """
+
+    problem: Problem
+    renderer: Renderer
+    convo_prefix: Sequence[Message] = ()  # what stands before the question, such as a system message
+    format_coef: float = 0.1
+    truncated: Truncated = "bad_format"
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        question = Message(role="user", content=self.problem.get_question())
+        prompt = self.renderer.build_generation_prompt([*self.convo_prefix, question])
+        return prompt, self.renderer.get_stop_sequences()
+
+    async def step(self, action: Action) -> StepResult:
+        message, termination = self.renderer.parse_response(action.tokens)
+        ended = action.stop_reason == "stop" and termination.is_clean
+        correct, well_formed = self._grade(get_text_content(message), ended)
+        return StepResult(
+            reward=self.format_coef * (well_formed - 1) + correct,
+            episode_done=True,
+            next_observation=ModelInput.empty(),
+            next_stop_condition=self.renderer.get_stop_sequences(),
+            metrics={"format": float(well_formed), "correct": float(correct)},
+        )
+
+    def _grade(self, text: str, ended: bool) -> Grade:
+        try:
+            grade = Grade(bool(self.problem.check_answer(text)), bool(self.problem.check_format(text)))
+        except Exception as error:
+            raise GradeError(f"{type(self.problem).__name__} could not grade the answer {text!r}: {error!r}") from error
+        if ended:
+            return grade
+        match self.truncated:
+            case "graded":
+                return grade
+            case "bad_format":
+                return Grade(grade.correct, well_formed=False)
+            case "wrong":
+                return Grade(correct=False, well_formed=False)
+            case _:
+                assert_never(self.truncated)
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemGroupBuilder(EnvGroupBuilder):
+    """The same problem several times. `env_thunk` may be `partial(ProblemEnv, problem, renderer)`."""
+
+    env_thunk: Callable[[], Env]  # pickles if what it calls, and with what, does
+    num_envs: int
+    dataset_name: str = "problems"  # the tag
+
+    async def make_envs(self) -> Sequence[Env]:
+        return [self.env_thunk() for _ in range(self.num_envs)]
+
+    def logging_tags(self) -> Sequence[str]:
+        return [self.dataset_name]
+
+
+class ProblemDataset:
+    """An RLDataset of problems: shuffled in every epoch, `groups_per_batch` at a time, as `datasets.Batches` has it."""
+
+    def __init__(
+        self, builders_P: Sequence[EnvGroupBuilder], groups_per_batch: int, *, seed: int = 0, num_epochs: int = 1
+    ) -> None:
+        self._batches = Batches(builders_P, groups_per_batch, num_epochs=num_epochs, seed=seed)
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return self._batches[index]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+# ---- problems from rows: one right answer, word for word ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExactAnswer:
+    """A problem with one right answer, which is compared character for character: space before, after or within it
+    counts. What may vary belongs into a Problem of its own."""
+
+    question: str
+    answer: str
+
+    def get_question(self) -> str:
+        return self.question
+
+    def check_answer(self, text: str) -> bool:
+        return text == self.answer
+
+    def check_format(self, text: str) -> bool:
+        return True
+
+    def get_reference_answer(self) -> str:
+        return self.answer
+
+
+def answer_builders(
+    rows: Sequence[Mapping[str, object]], renderer: Renderer, group_size: int, *, dataset_name: str = "problems"
+) -> list[ProblemGroupBuilder]:
+    """A group builder for each row. A row has `answer`, a text, and either `question`, a text, or `messages`, a chat
+    that ends with the question. The reward is 1 for exactly the answer, if the policy ended its turn itself, else 0.
+
+        answer_builders([{"question": "What is 2 + 2?", "answer": "4"}], renderer, group_size=8)
+    """
+    return [
+        ProblemGroupBuilder(
+            partial(ProblemEnv, problem, renderer, convo_prefix, format_coef=0.0, truncated="wrong"),
+            group_size,
+            dataset_name,
+        )
+        for problem, convo_prefix in (_problem_of_row(row, f"row {index}") for index, row in enumerate(rows))
+    ]
+
+
+def _problem_of_row(row: Mapping[str, object], where: str) -> tuple[ExactAnswer, Sequence[Message]]:
+    answer, question, messages = row.get("answer"), row.get("question"), row.get("messages")
+    if not isinstance(answer, str) or not answer:
+        raise InvalidRequest(f"{where} needs 'answer', a text that is not empty: {answer!r}")
+    if isinstance(question, str) and messages is None:
+        return ExactAnswer(question, answer), ()
+    if not isinstance(messages, list) or question is not None:
+        raise InvalidRequest(f"{where} needs 'question', a text, or 'messages', a list, not both; it has {sorted(row)}")
+    chat = [
+        message_from_json(message, f"{where}, message {index}")
+        for index, message in enumerate(cast(list[object], messages))
+    ]
+    if not chat or chat[-1]["role"] != "user":
+        raise InvalidRequest(f"{where}: messages must end with the user's question; roles: {[m['role'] for m in chat]}")
+    return ExactAnswer(ensure_text(chat[-1]["content"]), answer), chat[:-1]

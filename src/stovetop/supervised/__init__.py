@@ -1,0 +1,1 @@
+"""Supervised learning: chats to data (`data`), and the loss on held-out data (`nll`)."""

@@ -1,0 +1,320 @@
+"""From chats to data for supervised learning: one chat to datums, many to batches. How a chat becomes tokens and
+weights is its renderer's business; where rows come from, and in which order, that of `datasets`.
+
+Every datum made here has exactly `target_tokens` and `weights`, and at least one weight that is not zero.
+
+Shape suffixes: `N` tokens of one example.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from stovetop.datasets import load_chats, shuffled, split_rows
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.renderers import get_renderer
+from stovetop.renderers.base import Renderer, TrainOnWhat
+from stovetop.renderers.messages import Message
+from stovetop.tokenizer import get_tokenizer
+from stovetop.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
+
+log = logging.getLogger(__name__)
+
+Row = TypeVar("Row")
+
+Reduction = Literal["mean", "sum", "none"]
+"""What the loss of one example is, as losses sum over tokens. "mean": weights are divided by their sum, so that a long
+answer counts as much as a short one. "sum" and "none": each token keeps the weight that the renderer gave it."""
+
+_WORTH_A_WARNING = 0.1  # share of examples that were cut
+
+
+# ---- one example -------------------------------------------------------------------------------------------------
+
+
+def create_rightshifted_model_input_and_leftshifted_targets(
+    chunks: Sequence[ModelInputChunk],
+) -> tuple[ModelInput, list[int]]:
+    """Inputs without the last token, and the token that follows each input: [1, 2, 3] -> [1, 2], [2, 3]. Where an image
+    follows there is no token to predict, so the target is 0, to be given weight 0. The last chunk must be text."""
+    model_input = ModelInput(chunks)
+    if model_input.length < 2:
+        raise InvalidRequest(f"a sequence needs at least two tokens, to predict one from another: {model_input.length}")
+    *before, last = chunks
+    if isinstance(last, ImageChunk) or not last.tokens:
+        raise InvalidRequest(f"a sequence must end with text, for there is no token to predict in: {last}")
+    tokens = [token for chunk in chunks for token in _tokens_or_zeros(chunk)]
+    shortened = [EncodedTextChunk(last.tokens[:-1])] if len(last.tokens) > 1 else []
+    return ModelInput([*before, *shortened]), tokens[1:]
+
+
+def datum_from_model_input_weights(
+    model_input: ModelInput,
+    weights_N: npt.NDArray[np.float32],
+    max_length: int | None = None,
+    reduction: Reduction = "none",
+) -> Datum:
+    """A datum of at most `max_length` tokens, the last target included. What is over is cut from the right: images as a
+    whole, and then those at the end. Weights are those of the tokens, and move with the targets."""
+    if len(weights_N) != model_input.length:
+        raise InvalidRequest(f"weights and tokens differ in number: {len(weights_N)}, {model_input.length}")
+    kept = ModelInput(_cut(model_input.chunks, max_length))
+    shifted, target_tokens = create_rightshifted_model_input_and_leftshifted_targets(kept.chunks)
+    weights = weights_N[1 : kept.length]
+    if not weights.any():
+        raise InvalidRequest(_nothing_to_train_on(weights_N, max_length))
+    return Datum(shifted, {"target_tokens": target_tokens, "weights": _reduced(weights, reduction)})
+
+
+def conversation_to_datum(
+    conversation: Sequence[Message],
+    renderer: Renderer,
+    max_length: int | None,
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+    reduction: Reduction = "mean",
+) -> Datum:
+    """The whole chat as one datum."""
+    example = renderer.build_supervised_example(conversation, train_on_what)
+    return datum_from_model_input_weights(example.model_input, example.weights, max_length, reduction)
+
+
+def conversations_to_data(
+    conversations: Sequence[Sequence[Message]],
+    renderer: Renderer,
+    max_length: int | None,
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+    reduction: Reduction = "mean",
+) -> list[Datum]:
+    """All chats, in their order. Each is one datum, or as many as its renderer needs to show every trained message as
+    it would be sampled (`build_supervised_examples`). Errors name the chat; the log says so if many had to be cut."""
+    maker = _DatumMaker(renderer, max_length, train_on_what, reduction)
+    data: list[Datum] = []
+    for index, conversation in enumerate(conversations):
+        with _naming_row(index):
+            data += maker(conversation)
+    maker.warn_of_cuts()
+    return data
+
+
+@dataclass(slots=True)
+class _DatumMaker:
+    """Makes data of chats, and counts the examples that it had to cut."""
+
+    renderer: Renderer
+    max_length: int | None
+    train_on_what: TrainOnWhat
+    reduction: Reduction
+    num_examples: int = 0
+    num_cut: int = 0
+
+    def __call__(self, conversation: Sequence[Message]) -> list[Datum]:
+        examples = self.renderer.build_supervised_examples(conversation, self.train_on_what)
+        self.num_examples += len(examples)
+        if self.max_length is not None:
+            self.num_cut += sum(example.model_input.length > self.max_length for example in examples)
+        return [
+            datum_from_model_input_weights(example.model_input, example.weights, self.max_length, self.reduction)
+            for example in examples
+        ]
+
+    def warn_of_cuts(self) -> bool:
+        """Warns if many were cut, and says whether it did."""
+        many = self.num_cut > _WORTH_A_WARNING * self.num_examples
+        if many:
+            log.warning(
+                "%d of %d examples have more than max_length=%s tokens, and lost their end",
+                self.num_cut,
+                self.num_examples,
+                self.max_length,
+            )
+        return many
+
+
+@contextmanager
+def _naming_row(index: int) -> Generator[None, None, None]:
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(f"row {index}: {error}") from error
+
+
+def _reduced(weights_N: npt.NDArray[np.float32], reduction: Reduction) -> npt.NDArray[np.float32]:
+    match reduction:
+        case "mean":
+            total = float(weights_N.sum(dtype=np.float64))
+            if total <= 0:
+                raise InvalidRequest(f"reduction='mean' needs weights with a positive sum: {total}")
+            return (weights_N / total).astype(np.float32)
+        case "sum" | "none":
+            return weights_N.astype(np.float32)
+        case _:
+            raise UnknownName("reduction", reduction, get_args(Reduction))
+
+
+def _cut(chunks: Sequence[ModelInputChunk], max_length: int | None) -> list[ModelInputChunk]:
+    kept: list[ModelInputChunk] = []
+    room = ModelInput(chunks).length if max_length is None else max_length
+    for chunk in chunks:
+        if chunk.length > room:
+            if isinstance(chunk, EncodedTextChunk) and room > 0:
+                kept.append(EncodedTextChunk(chunk.tokens[:room]))
+            break
+        kept.append(chunk)
+        room -= chunk.length
+    while kept and (isinstance(kept[-1], ImageChunk) or kept[-1].length == 0):
+        kept.pop()
+    return kept
+
+
+def _tokens_or_zeros(chunk: ModelInputChunk) -> Sequence[int]:
+    return chunk.tokens if isinstance(chunk, EncodedTextChunk) else [0] * chunk.length
+
+
+def _nothing_to_train_on(weights_N: npt.NDArray[np.float32], max_length: int | None) -> str:
+    trained = np.flatnonzero(weights_N[1:]) + 1
+    if len(trained) == 0:
+        return f"an example has no token to train on: none of its {len(weights_N)} tokens has a weight"
+    return (
+        f"max_length={max_length} cuts off all that would be trained on: of the example's {len(weights_N)} tokens the "
+        f"first with a weight is number {trained[0] + 1}. Raise max_length or leave the row out"
+    )
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+
+
+class SupervisedDataset(Protocol):
+    """Batches of one epoch, in an order that the epoch's seed decides."""
+
+    def get_batch(self, index: int) -> list[Datum]: ...
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+        ...
+
+    def set_epoch(self, seed: int) -> None:
+        """Shuffles anew: the rows come in the order of numpy's `default_rng(seed).permutation(num_rows)`."""
+        ...
+
+
+class SupervisedDatasetFromRows(Generic[Row]):
+    """Rows, `batch_size` at a time, made into data when their batch is asked for: each row into one datum by `map_fn`,
+    or into several by `flatmap_fn`, which stay together. Rows that do not fill a last batch are left out of the epoch
+    (each epoch's order leaves out others), or kept as a smaller batch with `drop_last=False`."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        batch_size: int,
+        *,
+        map_fn: Callable[[Row], Datum] | None = None,
+        flatmap_fn: Callable[[Row], Sequence[Datum]] | None = None,
+        drop_last: bool = True,
+    ) -> None:
+        if (map_fn is None) == (flatmap_fn is None):
+            raise InvalidRequest("a dataset takes exactly one of map_fn and flatmap_fn")
+        if batch_size < 1 or len(rows) < (batch_size if drop_last else 1):
+            raise InvalidRequest(f"batch_size must be in 1..{len(rows)}, the number of rows: {batch_size}")
+        self._rows = rows
+        self._batch_size = batch_size
+        self._map_fn = map_fn
+        self._flatmap_fn = flatmap_fn
+        self._num_batches = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
+        self.set_epoch(0)
+
+    def set_epoch(self, seed: int) -> None:
+        self._order = shuffled(range(len(self._rows)), seed)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def get_batch(self, index: int) -> list[Datum]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        chosen = self._order[index * self._batch_size : (index + 1) * self._batch_size]
+        return [datum for row_index in chosen for datum in self._data_of(row_index)]
+
+    def _data_of(self, row_index: int) -> Sequence[Datum]:
+        with _naming_row(row_index):
+            if self._map_fn is not None:
+                return [self._map_fn(self._rows[row_index])]
+            assert self._flatmap_fn is not None
+            return self._flatmap_fn(self._rows[row_index])
+
+
+class ChatDataset:
+    """A SupervisedDataset of chats: as `conversations_to_data`, but batch by batch. When more than a tenth of the
+    examples of an epoch so far had to be cut, the log says so, once."""
+
+    def __init__(
+        self,
+        chats: Sequence[Sequence[Message]],
+        batch_size: int,
+        renderer: Renderer,
+        *,
+        max_length: int | None = None,
+        train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+        reduction: Reduction = "mean",
+        drop_last: bool = True,
+    ) -> None:
+        self._maker = _DatumMaker(renderer, max_length, train_on_what, reduction)
+        self._batches = SupervisedDatasetFromRows(chats, batch_size, flatmap_fn=self._maker, drop_last=drop_last)
+        self._warned = False
+
+    def set_epoch(self, seed: int) -> None:
+        self._maker.num_examples = self._maker.num_cut = 0
+        self._warned = False
+        self._batches.set_epoch(seed)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def get_batch(self, index: int) -> list[Datum]:
+        data = self._batches.get_batch(index)
+        self._warned = self._warned or self._maker.warn_of_cuts()
+        return data
+
+
+# ---- configs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatDatasetBuilderCommonConfig:
+    """What every dataset of chats needs to be told."""
+
+    model_name_for_tokenizer: str
+    renderer_name: str
+    batch_size: int  # chats
+    max_length: int | None = None  # tokens of one example; None: as long as it is
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+
+    def dataset(self, chats: Sequence[Sequence[Message]], *, drop_last: bool) -> ChatDataset:
+        return ChatDataset(
+            chats,
+            self.batch_size,
+            get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer)),
+            max_length=self.max_length,
+            train_on_what=self.train_on_what,
+            drop_last=drop_last,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromConversationFileBuilder:
+    """Chats of a JSONL file, one `{"messages": [...]}` a line. No chat is in both sets, and the last batch of the test
+    set may be short, so that all of it counts."""
+
+    common_config: ChatDatasetBuilderCommonConfig
+    file_path: str  # or any other source that `datasets.load_chats` knows
+    test_size: int = 0  # chats held out
+    shuffle_seed: int = 0  # decides which
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        split = split_rows(load_chats(self.file_path), self.test_size, self.shuffle_seed)
+        train = self.common_config.dataset(split.train, drop_last=True)
+        return train, self.common_config.dataset(split.test, drop_last=False) if split.test else None

@@ -1,0 +1,188 @@
+"""The one stream of events of a run: what an event is, the end that writes and the end that reads.
+
+The writing end, `EventStream`, has the methods of the usual machine-learning logger (log_hparams, log_metrics,
+log_long_text, ...); each of them makes an event of a fixed name. The reading end is a `Sink`: a file, a terminal, a
+tracking service. So a logger is a stream with sinks, and a new backend says in one method, `receive`, what it does with
+an event. Nothing here touches a disk or a terminal.
+"""
+
+import json
+import logging
+import math
+import numbers
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
+
+from stovetop.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+log = logging.getLogger(__name__)
+
+# The names that the stream itself gives. All others (`training.step`, `stage.start`, ...) are the caller's.
+CONFIG = "run.config"  # values and labels: every field of the config, nested ones with dots
+METRICS = "run.metrics"  # values: the numbers of one step
+TEXT = "run.text"  # labels: title, and text in Markdown
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened. Numbers are in `values`, words in `labels`."""
+
+    name: str  # noun and verb with a dot between: "training.step"
+    step: int | None = None
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    time: float = 0.0  # seconds since 1970
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+", self.name):
+            raise InvalidRequest(f"an event is named with a dot, in lower case, like 'training.step': {self.name!r}")
+
+
+class Sink(Protocol):
+    """Reads the stream. Events that mean nothing to a sink are its to skip."""
+
+    def receive(self, event: Event) -> None: ...
+    def sync(self) -> None:
+        """Returns when all that was received lies where it belongs."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is received afterwards. A second call does nothing."""
+        ...
+
+    def get_logger_url(self) -> str | None:
+        """Where a person can look at it."""
+        ...
+
+
+class Recorder:
+    """A sink that keeps every event: for tests, and for a look at a run from within."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def receive(self, event: Event) -> None:
+        self.events.append(event)
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def get_logger_url(self) -> str | None:
+        return None
+
+
+class EventStream:
+    """Hands each event to every sink, in order. A sink that fails is reported once, and what it lost is counted when
+    the stream closes; the others, and the training, go on."""
+
+    def __init__(self, sinks: Sequence[Sink], *, clock: Callable[[], float] = time.time) -> None:
+        self._sinks = tuple(sinks)
+        self._clock = clock
+        self._num_failures: Counter[int] = Counter()  # by position in _sinks
+
+    def emit(self, name: str, /, *, step: int | None = None, **fields: SupportsFloat | str) -> None:
+        """`emit("training.step", step=3, loss=0.5, dataset="chats")`: numbers become values, strings labels."""
+        values = {key: as_number(key, value) for key, value in fields.items() if not isinstance(value, str)}
+        labels = {key: value for key, value in fields.items() if isinstance(value, str)}
+        self.publish(Event(name, step, values, labels, self._clock()))
+
+    def publish(self, event: Event) -> None:
+        self._for_each_sink(lambda sink: sink.receive(event))
+
+    def log_hparams(self, config: "Mapping[str, JsonValue]") -> None:
+        values: dict[str, float] = {}
+        labels: dict[str, str] = {}
+        for key, value in _flattened(config).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values[key] = value
+            else:
+                labels[key] = value if isinstance(value, str) else json.dumps(value)
+        self.publish(Event(CONFIG, None, values, labels, self._clock()))
+
+    def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int) -> None:
+        values = {key: as_number(key, value) for key, value in metrics.items()}
+        if "step" in values:
+            raise InvalidRequest("a metric cannot be called 'step', rows are numbered by that; rename it")
+        self.publish(Event(METRICS, step, values, {}, self._clock()))
+
+    def log_long_text(self, title: str, text: str) -> None:
+        """`text` is Markdown."""
+        self.publish(Event(TEXT, None, {}, {"title": title, "text": text}, self._clock()))
+
+    def get_logger_url(self) -> str | None:
+        """That of the first sink that has one."""
+        urls: list[str | None] = []
+        self._for_each_sink(lambda sink: urls.append(sink.get_logger_url()))
+        return next((url for url in urls if url is not None), None)
+
+    def sync(self) -> None:
+        self._for_each_sink(lambda sink: sink.sync())
+
+    def close(self) -> None:
+        self._for_each_sink(lambda sink: sink.close())
+        for index, num_failures in self._num_failures.items():
+            log.warning("%s failed %d times in this run", type(self._sinks[index]).__name__, num_failures)
+
+    def _for_each_sink(self, call: Callable[[Sink], None]) -> None:
+        for index, sink in enumerate(self._sinks):
+            try:
+                call(sink)
+            except Exception:
+                if self._num_failures[index] == 0:
+                    log.exception("%s failed; the others go on, this is reported once", type(sink).__name__)
+                self._num_failures[index] += 1
+
+
+def as_number(key: str, value: SupportsFloat) -> float:
+    """A plain int or float of whatever counts as a number: numpy's, a tensor of one element."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{key!r} must be a number, got {type(value).__name__}: {value!r}") from error
+
+
+# ---- rows of JSON ----------------------------------------------------------------------------------------------------
+
+
+def encode_number(number: float) -> float | str:
+    """JSON has no word for what is not finite: it becomes "NaN", "Infinity" or "-Infinity", which `float` reads."""
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def decode_number(value: float | str) -> float:
+    return float(value) if isinstance(value, str) else value
+
+
+def event_to_row(event: Event) -> dict[str, Any]:
+    values = {key: encode_number(value) for key, value in event.values.items()}
+    row = {"time": event.time, "name": event.name, "step": event.step, "values": values, "labels": dict(event.labels)}
+    return {key: value for key, value in row.items() if value not in (None, {})}
+
+
+def event_from_row(row: Mapping[str, Any]) -> Event:
+    values = {key: decode_number(value) for key, value in row.get("values", {}).items()}
+    return Event(row["name"], row.get("step"), values, row.get("labels", {}), row["time"])
+
+
+def _flattened(config: "Mapping[str, JsonValue]", prefix: str = "") -> "dict[str, JsonValue]":
+    flat: dict[str, JsonValue] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= _flattened(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,58 @@
+"""Fixtures that every folder of tests may use."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from stovetop.backends import recording
+from stovetop.client import ServiceClient, TrainingClient
+from stovetop.model_store import find_model
+
+# The same examples on every machine, however slow it is.
+hypothesis.settings.register_profile("stovetop", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("stovetop")
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceClient]:
+    """The recording backend, saving under tmp_path."""
+    with recording.open_service(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(service: ServiceClient) -> TrainingClient:
+    return service.create_lora_training_client("some/model", rank=4, seed=0).result()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct. `make test` fetches it first; without it, tests that need it are skipped."""
+    folder = find_model("smollm2")
+    if folder is None:
+        pytest.skip("SmolLM2 is not on this machine; run: stovetop fetch smollm2")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kill_after() -> Callable[..., str]:
+    """Runs a Python script and sends it a signal so many seconds after its first line of output, which says that it is
+    under way; returns what it had printed. A script that ends before is an error of the test."""
+
+    def run(script: Path, arguments: list[str], seconds: float, by: signal.Signals = signal.SIGKILL) -> str:
+        process = subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(seconds)
+        process.send_signal(by)
+        rest, _ = process.communicate()
+        assert process.returncode == -by, f"it ended by itself: {process.returncode}"
+        return first + rest
+
+    return run

@@ -1,0 +1,115 @@
+import pytest
+
+from stovetop.errors import InvalidRequest
+from stovetop.rl.data_processing import trajectory_to_data
+from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics, dict_mean
+from stovetop.rl.types import Trajectory, TrajectoryGroup, Transition
+from stovetop.types import Datum, ModelInput, TensorData
+
+from .scripted import group, says, trajectory
+
+
+def datum(logprobs: list[float], mask: list[float]) -> Datum:
+    return Datum(ModelInput.from_ints(range(len(mask))), {"logprobs": logprobs, "mask": mask})
+
+
+def trained(*logprobs: float) -> TensorData:
+    return TensorData(logprobs, "float32")
+
+
+def test_kl_and_entropy_have_the_values_computed_by_hand():
+    metrics = compute_kl_sample_train([datum([-1.0, -2.0], [1, 1])], [trained(-1.5, -1.0)])
+    assert metrics == {
+        "optim/kl_sample_train_v1": -0.25,
+        "optim/kl_sample_train_v2": 0.3125,
+        "optim/entropy": 1.5,
+    }
+
+
+def test_kl_is_a_mean_over_the_action_tokens_of_all_datums():
+    data = [datum([0.0, -1.0], [0, 1]), datum([0.0, 0.0, -2.0], [0, 0, 1])]
+    metrics = compute_kl_sample_train(data, [trained(-9.0, -1.5), trained(-9.0, -9.0, -1.0)])
+    assert metrics["optim/kl_sample_train_v1"] == -0.25
+    assert metrics["optim/entropy"] == 1.5
+
+
+def test_the_same_weights_in_sampler_and_trainer_have_no_gap():
+    [sampled] = trajectory_to_data(trajectory(([1, 2], [3]), ([1, 2, 3, 4], [5, 6])), 1.0)
+    metrics = compute_kl_sample_train([sampled], [trained(-7.0, -1.0, -7.0, -1.0, -1.0)])
+    assert metrics["optim/kl_sample_train_v1"] == metrics["optim/kl_sample_train_v2"] == 0.0
+
+
+def test_without_action_tokens_there_is_no_kl_to_report():
+    assert compute_kl_sample_train([], []) == {}
+    assert compute_kl_sample_train([datum([0.0], [0])], [trained(-1.0)]) == {}
+
+
+def test_training_logprobs_must_match_the_data():
+    with pytest.raises(ValueError, match="zip"):
+        compute_kl_sample_train([datum([-1.0], [1])], [])
+    with pytest.raises(IndexError):
+        compute_kl_sample_train([datum([-1.0, -1.0], [1, 1])], [trained(-1.0)])
+
+
+def test_trajectory_metrics_have_the_values_computed_by_hand():
+    two_turns = Trajectory(
+        [
+            Transition(ModelInput.from_ints([1, 2]), says(3), 0.0, False, {"tool_calls": 2.0}),
+            Transition(ModelInput.from_ints([1, 2, 3, 4]), says(5, 6), 1.0, True, {"tool_calls": 0.0, "solved": 1.0}),
+        ],
+        ModelInput.empty(),
+    )
+    long_group = TrajectoryGroup([two_turns, trajectory(([1, 2], [3]))], [0.5, 0.0], [{"rank": 1.0}, {"rank": 0.0}])
+    metrics = compute_trajectory_metrics([long_group, group(1.0, 1.0), group(0.25, 0.25)], [[], [], []])
+    assert metrics == {
+        "env/all/ac_tokens_per_turn": pytest.approx(8 / 7),
+        "env/all/ob_tokens_per_turn": pytest.approx(16 / 7),
+        "env/all/turns_per_episode": pytest.approx(7 / 6),
+        "env/all/total_episodes": 6,
+        "env/all/total_turns": 7,
+        "env/all/total_ac_tokens": 8,
+        "env/all/total_ob_tokens": 16,
+        "env/all/reward/total": pytest.approx((1.5 + 0 + 1 + 1 + 0.25 + 0.25) / 6),
+        "env/all/by_group/frac_mixed": pytest.approx(1 / 3),
+        "env/all/by_group/frac_all_good": pytest.approx(1 / 3),
+        "env/all/by_group/frac_all_bad": pytest.approx(1 / 3),
+        "env/all/tool_calls": 1.0,
+        "env/all/solved": 1.0,
+        "env/all/rank": 0.5,
+    }
+
+
+def test_a_tag_has_the_metrics_of_its_own_groups():
+    metrics = compute_trajectory_metrics(
+        [group(1, 1), group(0, 0), group(1, 0)], [["math"], ["code"], ["math", "code"]]
+    )
+    assert metrics["env/all/reward/total"] == 0.5
+    assert metrics["env/math/reward/total"] == 0.75
+    assert metrics["env/code/reward/total"] == 0.25
+    assert metrics["env/math/by_group/frac_all_good"] == 0.5
+    assert metrics["env/code/total_episodes"] == 4
+
+
+def test_a_tag_that_every_group_has_says_nothing_new():
+    metrics = compute_trajectory_metrics([group(1), group(0)], [["math"], ["math"]])
+    assert {name.split("/")[1] for name in metrics} == {"all"}
+
+
+def test_each_group_needs_its_tags():
+    with pytest.raises(ValueError, match="zip"):
+        compute_trajectory_metrics([group(1), group(0)], [["math"]])
+
+
+def test_a_tag_cannot_be_called_all():
+    with pytest.raises(InvalidRequest, match="'all'"):
+        compute_trajectory_metrics([group(1), group(0)], [["all"], []])
+
+
+def test_no_groups_have_no_metrics():
+    with pytest.raises(InvalidRequest, match="no group"):
+        compute_trajectory_metrics([], [])
+
+
+def test_a_mean_over_dicts_counts_only_those_that_have_the_key():
+    assert dict_mean([{"a": 1.0, "b": 4.0}, {"a": 3.0}]) == {"a": 2.0, "b": 4.0}
+    assert dict_mean([]) == {}

@@ -1,0 +1,339 @@
+import asyncio
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from stovetop.backends import recording
+from stovetop.completers import StopCondition, TokensWithLogprobs
+from stovetop.errors import EnvError, GradeError, InvalidRequest
+from stovetop.rl.data_processing import remove_constant_reward_groups
+from stovetop.rl.metrics import compute_trajectory_metrics
+from stovetop.rl.rollouts import (
+    ErrorPolicy,
+    FailFast,
+    MinViableGroup,
+    RetryOnFailure,
+    SamplingPolicy,
+    do_group_rollout,
+    do_rollouts,
+    do_single_rollout,
+)
+from stovetop.rl.types import Env
+from stovetop.types import ModelInput
+
+from .scripted import CountingEnv, Scores, Table, echo, says
+
+
+def failing(*attempts_that_fail: int, error: Callable[[], Exception] = lambda: KeyError("gone")):
+    """For CountingEnv.fails: raises on these calls, counted from 0 over all environments that share it."""
+    calls = itertools.count()
+    return lambda: error() if next(calls) in attempts_that_fail else None
+
+
+def always(error: Exception) -> Callable[[], Exception]:
+    return lambda: error
+
+
+# ---- the policy --------------------------------------------------------------------------------------------------
+
+
+def shows(seat: int) -> CountingEnv:
+    return CountingEnv(seat % 2)  # of four seats, two show the same
+
+
+def test_a_policy_asks_once_for_all_that_show_the_same_prompt_and_gives_each_its_own_answer(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+        policy = SamplingPolicy(client, max_tokens=30, temperature=0.5, seed=0)
+        group = asyncio.run(do_group_rollout(Table(shows, 4), policy))
+        samples = [call.arguments for call in service.calls if call.verb == "sample"]
+    assert [(sample["prompt"].to_ints(), sample["num_samples"]) for sample in samples] == [([0], 2), ([1], 2)]
+    assert {sample["sampling_params"].temperature for sample in samples} == {0.5}
+    answers = [tuple(trajectory.transitions[0].ac.tokens) for trajectory in group.trajectories_G]
+    assert len(set(answers)) == 4
+
+
+def test_the_answers_of_a_policy_depend_on_its_seed_and_are_not_the_same_twice(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+
+        def two_groups(seed: int) -> list[list[list[int]]]:
+            policy = SamplingPolicy(client, max_tokens=30, seed=seed)
+            groups = [asyncio.run(do_group_rollout(Table(shows, 4), policy)) for _ in range(2)]
+            return [[trajectory.transitions[0].ac.tokens for trajectory in group.trajectories_G] for group in groups]
+
+        assert two_groups(0) == two_groups(0) != two_groups(1)
+        first, second = two_groups(0)
+    assert not any(answer in second for answer in first)
+
+
+def test_a_policy_gives_no_more_tokens_than_a_call_asks_for_and_passes_on_the_stop_condition(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+        policy = SamplingPolicy(client, max_tokens=5)
+        asyncio.run(policy(ModelInput.from_ints([1]), ["\n"], max_tokens=3))
+        asyncio.run(policy(ModelInput.from_ints([1]), [7], max_tokens=9))
+        params = [call.arguments["sampling_params"] for call in service.calls if call.verb == "sample"]
+    assert [(of_one.max_tokens, of_one.stop) for of_one in params] == [(3, ["\n"]), (5, [7])]
+
+
+def test_a_prompt_that_is_refused_fails_every_rollout_that_shows_it(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+        policy = SamplingPolicy(client, max_tokens=5)
+        table = Table(lambda seat: CountingEnv(1_000_000 if seat < 2 else 1), 4)
+        rollouts = asyncio.run(do_rollouts([table], policy, MinViableGroup(min_successful=2, max_retries=0)))
+    assert rollouts.num_errors == {"InvalidRequest": 2}
+    assert rollouts.num_rollouts_dropped == 2
+
+
+# ---- one rollout -------------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_goes_on_until_the_environment_is_done():
+    trajectory = asyncio.run(do_single_rollout(echo, CountingEnv(seat=5, num_turns=3, rewards=[0.0, 0.5, 1.0])))
+    assert [turn.ob.to_ints() for turn in trajectory.transitions] == [[5], [5, 5, 101], [5, 5, 101, 101, 102]]
+    assert [turn.ac for turn in trajectory.transitions] == [says(5), says(101), says(102)]
+    assert [turn.reward for turn in trajectory.transitions] == [0.0, 0.5, 1.0]
+    assert [turn.episode_done for turn in trajectory.transitions] == [False, False, True]
+    assert [turn.metrics["turn"] for turn in trajectory.transitions] == [1, 2, 3]
+    assert trajectory.final_ob.to_ints() == [5, 5, 101, 101, 102, 102, 103]
+
+
+def test_what_an_environment_raises_names_the_environment_and_the_step():
+    with pytest.raises(EnvError, match=r"CountingEnv\.step 1 failed: KeyError\('gone'\)") as raised:
+        asyncio.run(do_single_rollout(echo, CountingEnv(0, num_turns=3, fails=failing(1))))
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_what_the_policy_raises_stays_as_it_is():
+    async def broken(
+        model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        raise ConnectionError("the sampler is away")
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(do_single_rollout(broken, CountingEnv(0)))
+
+
+# ---- one group ---------------------------------------------------------------------------------------------------
+
+
+def test_trajectories_are_in_the_order_of_their_environments_whichever_ends_first():
+    table = Table(lambda seat: CountingEnv(seat, num_turns=2, waits_s=0.002 * (7 - seat)), 8)
+    group = asyncio.run(do_group_rollout(table, echo))
+    assert [trajectory.transitions[0].ob.to_ints() for trajectory in group.trajectories_G] == [[i] for i in range(8)]
+    assert group.get_total_rewards() == [2.0 * seat for seat in range(8)]
+
+
+def test_environments_of_a_group_run_at_the_same_time():
+    table = Table(lambda seat: CountingEnv(seat, waits_s=0.02), 20)
+    start = time.perf_counter()
+    asyncio.run(do_group_rollout(table, echo))
+    assert time.perf_counter() - start < 10 * 0.02  # 20 times that, one by one
+
+
+def test_the_rewards_of_the_group_are_added():
+    table = Table(CountingEnv, 3, score=lambda envs_G: [(10.0 * rank, {"rank": rank}) for rank in range(len(envs_G))])
+    group = asyncio.run(do_group_rollout(table, echo))
+    assert group.get_total_rewards() == [0.0, 11.0, 22.0]
+    assert group.metrics_G == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+
+
+def test_the_first_failure_of_a_group_cancels_the_others_and_is_raised():
+    cancelled: list[int] = []
+
+    def seat(index: int) -> Env:
+        fails = always(KeyError("gone")) if index == 1 else lambda: None
+        return CountingEnv(index, waits_s=0.0 if index == 1 else 60.0, fails=fails, cancelled=cancelled)
+
+    with pytest.raises(EnvError, match="rollout 1 of Table"):
+        asyncio.run(do_group_rollout(Table(seat, 3), echo))
+    assert sorted(cancelled) == [0, 2]
+
+
+def test_cancelling_a_batch_cancels_every_environment():
+    cancelled: list[int] = []
+
+    async def cancel_soon() -> None:
+        builders = [Table(lambda seat: CountingEnv(seat, waits_s=60.0, cancelled=cancelled), 2)] * 2
+        async with asyncio.timeout(0.02):
+            await do_rollouts(builders, echo, MinViableGroup())
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(cancel_soon())
+    assert sorted(cancelled) == [0, 0, 1, 1]
+
+
+def test_a_group_without_environments_is_an_error():
+    with pytest.raises(EnvError, match=r"Table\.make_envs made no environment"):
+        asyncio.run(do_group_rollout(Table(CountingEnv, 0), echo))
+
+
+# ---- failures ----------------------------------------------------------------------------------------------------
+
+
+def one_bad_seat(bad: int, error: Exception, num_seats: int = 8) -> Table:
+    """Seat `bad` always fails."""
+    return Table(lambda seat: CountingEnv(seat, fails=always(error) if seat == bad else lambda: None), num_seats)
+
+
+def test_fail_fast_is_the_default():
+    with pytest.raises(EnvError):
+        asyncio.run(do_rollouts([one_bad_seat(0, KeyError())], echo))
+
+
+def test_a_failed_rollout_is_tried_again_in_a_fresh_environment_and_counted():
+    made: list[Env] = []
+
+    def seat(index: int) -> Env:
+        made.append(CountingEnv(index, fails=fails))
+        return made[-1]
+
+    fails = failing(0, 3)  # steps 0, 1, 2 are those of the three seats; 3 is seat 0 again
+    table = Table(seat, 3)
+    rollouts = asyncio.run(do_rollouts([table], echo, RetryOnFailure(max_retries=2)))
+    [(builder, group)] = rollouts.owned_groups_P
+    assert builder is table
+    assert group.get_total_rewards() == [0.0, 1.0, 2.0]
+    assert [env.turn for env in made if isinstance(env, CountingEnv) and env.seat == 0] == [0, 0, 1]
+    assert rollouts.error_metrics() == {
+        "rollout_errors/KeyError": 2,
+        "rollout_errors/total": 2,
+        "rollout_errors/rollouts_dropped": 0,
+        "rollout_errors/groups_skipped": 0,
+    }
+
+
+def test_a_rollout_that_fails_more_often_than_it_may_be_retried_is_raised():
+    attempts: list[int] = []
+
+    def seat(index: int) -> Env:
+        attempts.append(index)
+        return CountingEnv(index, fails=always(KeyError("gone")))
+
+    with pytest.raises(EnvError, match="rollout 0 of Table"):
+        asyncio.run(do_rollouts([Table(seat, 1)], echo, RetryOnFailure(max_retries=2)))
+    assert len(attempts) == 3
+
+
+def test_a_nan_reward_is_an_error_that_names_the_rollout_and_the_others_stay_finite():
+    table = Table(lambda seat: CountingEnv(seat, rewards=[math.nan if seat == 3 else float(seat)]), 8)
+    with pytest.raises(EnvError, match=r"rollout 3 of Table: CountingEnv\.step 0 .*finite number: nan"):
+        asyncio.run(do_rollouts([table], echo))
+    rollouts = asyncio.run(do_rollouts([table], echo, MinViableGroup(max_retries=0)))
+    [(_, group)] = rollouts.owned_groups_P
+    assert group.get_total_rewards() == [0, 1, 2, 4, 5, 6, 7]
+    assert rollouts.error_metrics() == {
+        "rollout_errors/GradeError": 1,
+        "rollout_errors/total": 1,
+        "rollout_errors/rollouts_dropped": 1,
+        "rollout_errors/groups_skipped": 0,
+    }
+
+
+@pytest.mark.parametrize(("min_successful", "num_kept"), [(None, 1), (6, 1), (7, 0)])
+def test_a_group_is_kept_while_enough_of_it_is_left(min_successful: int | None, num_kept: int):
+    table = Table(lambda seat: CountingEnv(seat, fails=always(KeyError()) if seat < 2 else lambda: None), 8)
+    rollouts = asyncio.run(do_rollouts([table], echo, MinViableGroup(min_successful, max_retries=0)))
+    assert len(rollouts.owned_groups_P) == num_kept
+    assert rollouts.num_rollouts_dropped == 2 * num_kept
+    assert rollouts.num_groups_skipped == 1 - num_kept
+    assert rollouts.num_errors == {"KeyError": 2}
+
+
+def test_the_group_reward_sees_the_environments_that_succeeded():
+    def score(envs_G: Sequence[Env]) -> Scores:
+        return [(100.0 * env.seat, {}) for env in envs_G if isinstance(env, CountingEnv) and env.turn == 1]
+
+    fails = failing(0, 2)  # seats 0 and 2, once each
+    table = Table(lambda seat: CountingEnv(seat, fails=fails), 4, score=score)
+    [(_, group)] = asyncio.run(do_rollouts([table], echo, MinViableGroup(max_retries=1))).owned_groups_P
+    assert group.get_total_rewards() == [101.0 * seat for seat in range(4)]
+
+
+def test_a_broken_group_grader_is_never_a_reward():
+    broken = Table(CountingEnv, 2, score=lambda envs_G: [(0.0, {}), (math.nan, {})])
+    with pytest.raises(GradeError, match=r"Table\.compute_group_rewards .* rollout 1 must be a finite number: nan"):
+        asyncio.run(do_rollouts([broken], echo, RetryOnFailure()))
+    rollouts = asyncio.run(do_rollouts([broken, Table(CountingEnv, 2)], echo, MinViableGroup()))
+    assert len(rollouts.owned_groups_P) == 1
+    assert rollouts.error_metrics()["rollout_errors/groups_skipped"] == 1
+    assert rollouts.num_errors == {"GradeError": 1}
+
+
+def test_a_rollout_that_hangs_is_cut_off_and_tried_again():
+    waits = itertools.chain([60.0], itertools.repeat(0.0))
+    table = Table(lambda seat: CountingEnv(seat, waits_s=next(waits)), 1)
+    rollouts = asyncio.run(do_rollouts([table], echo, RetryOnFailure(timeout_s=0.02)))
+    assert rollouts.num_errors == {"TimeoutError": 1}
+    hung = Table(lambda seat: CountingEnv(seat, waits_s=60.0), 1)
+    with pytest.raises(EnvError, match=r"rollout 0 of Table: CountingEnv did not finish within 0\.02 s"):
+        asyncio.run(do_rollouts([hung], echo, RetryOnFailure(max_retries=0, timeout_s=0.02)))
+
+
+@pytest.mark.parametrize(
+    "on_error",
+    [FailFast(), RetryOnFailure(max_retries=0), MinViableGroup(min_successful=1)],
+    ids=lambda p: type(p).__name__,
+)
+def test_without_failures_every_policy_gives_the_same(on_error: ErrorPolicy):
+    builders = [Table(CountingEnv, 3), Table(CountingEnv, 2)]
+    rollouts = asyncio.run(do_rollouts(builders, echo, on_error))
+    assert [group.get_total_rewards() for _, group in rollouts.owned_groups_P] == [[0, 1, 2], [0, 1]]
+    assert rollouts.error_metrics() == {
+        "rollout_errors/total": 0,
+        "rollout_errors/rollouts_dropped": 0,
+        "rollout_errors/groups_skipped": 0,
+    }
+
+
+def test_a_group_cannot_be_viable_without_a_rollout():
+    with pytest.raises(InvalidRequest, match="min_successful must be at least 1: 0"):
+        MinViableGroup(min_successful=0)
+
+
+def test_a_run_over_flaky_environments_finishes_and_its_counters_add_up():
+    failed: list[Exception] = []
+    draws = random.Random(0)
+
+    def flaky() -> Exception | None:
+        if draws.random() > 0.2:
+            return None
+        failed.append(OSError("flaky"))
+        return failed[-1]
+
+    tables = [Table(lambda seat: CountingEnv(seat, fails=flaky), 8)] * 80
+    rollouts = asyncio.run(do_rollouts(tables, echo, MinViableGroup(min_successful=8, max_retries=1)))
+    assert 0 < rollouts.num_groups_skipped < 80
+    assert len(rollouts.owned_groups_P) + rollouts.num_groups_skipped == 80
+    assert rollouts.num_errors == {"OSError": len(failed)}
+
+    rollouts = asyncio.run(do_rollouts(tables, echo, MinViableGroup(min_successful=1, max_retries=1)))
+    num_kept = sum(len(group.trajectories_G) for _, group in rollouts.owned_groups_P)
+    assert 0 < rollouts.num_rollouts_dropped == 80 * 8 - num_kept
+
+
+def test_metrics_of_a_tag_are_those_of_its_groups_after_skipping_and_filtering():
+    def constant(seat: int) -> Env:
+        return CountingEnv(seat, rewards=[0.0])
+
+    builders = [
+        Table(constant, 2, tags=["easy"]),
+        one_bad_seat(0, KeyError(), num_seats=1),
+        Table(lambda seat: CountingEnv(seat, rewards=[10.0 + seat]), 2, tags=["hard"]),
+        Table(lambda seat: CountingEnv(seat, rewards=[20.0 + seat]), 2, tags=["mid"]),
+    ]
+    rollouts = asyncio.run(do_rollouts(builders, echo, MinViableGroup(max_retries=0)))
+    owned = remove_constant_reward_groups(rollouts.owned_groups_P)
+    metrics = compute_trajectory_metrics(
+        [group for _, group in owned], [builder.logging_tags() for builder, _ in owned]
+    )
+    assert metrics["env/hard/reward/total"] == 10.5
+    assert metrics["env/mid/reward/total"] == 20.5
+    assert not any(name.startswith("env/easy/") for name in metrics)

@@ -1,0 +1,287 @@
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from renderers.languages import chat, chatml, save, thinking
+from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.renderers.base import TrainOnWhat
+from stovetop.renderers.template import ChatTemplateRenderer
+from stovetop.supervised.data import (
+    ChatDataset,
+    ChatDatasetBuilderCommonConfig,
+    FromConversationFileBuilder,
+    SupervisedDatasetFromRows,
+    conversation_to_datum,
+    conversations_to_data,
+    create_rightshifted_model_input_and_leftshifted_targets,
+    datum_from_model_input_weights,
+)
+from stovetop.types import Datum, EncodedTextChunk, ImageChunk, ModelInput
+
+RENDERER = ChatTemplateRenderer(ByteTokenizer())
+IMAGE = ImageChunk(b"", "png", expected_tokens=3)
+
+
+def text(*tokens: int) -> EncodedTextChunk:
+    return EncodedTextChunk(tokens)
+
+
+def targets(datum: Datum) -> list[float]:
+    return datum.loss_fn_inputs["target_tokens"].tolist()
+
+
+def weights(datum: Datum) -> list[float]:
+    return datum.loss_fn_inputs["weights"].tolist()
+
+
+# ---- shifting ----------------------------------------------------------------------------------------------------
+
+
+def test_each_position_predicts_the_next_token() -> None:
+    model_input, target_tokens = create_rightshifted_model_input_and_leftshifted_targets([text(1, 2, 3)])
+    assert (model_input.to_ints(), target_tokens) == ([1, 2], [2, 3])
+
+
+def test_an_image_takes_its_positions_and_is_not_predicted() -> None:
+    model_input, target_tokens = create_rightshifted_model_input_and_leftshifted_targets([text(1), IMAGE, text(2)])
+    assert model_input.chunks == (text(1), IMAGE)
+    assert target_tokens == [0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("chunks", [[], [text(1)], [text(1, 2), IMAGE], [text(1, 2), text()]])
+def test_a_sequence_without_a_last_token_to_predict_is_refused(chunks: list[EncodedTextChunk]) -> None:
+    with pytest.raises(InvalidRequest):
+        create_rightshifted_model_input_and_leftshifted_targets(chunks)
+
+
+@given(st.lists(st.integers(0, 9), min_size=2), st.data())
+def test_a_shifted_sequence_is_as_long_as_its_targets_wherever_its_chunks_end(
+    tokens: list[int], draw: st.DataObject
+) -> None:
+    border = draw.draw(st.integers(0, len(tokens) - 1))
+    chunks = [text(*tokens[:border]), text(*tokens[border:])]
+    model_input, target_tokens = create_rightshifted_model_input_and_leftshifted_targets(chunks)
+    assert (model_input.to_ints(), target_tokens) == (tokens[:-1], tokens[1:])
+
+
+# ---- one datum ---------------------------------------------------------------------------------------------------
+
+
+def datum_of(chunks: list[EncodedTextChunk | ImageChunk], max_length: int | None) -> Datum:
+    model_input = ModelInput(chunks)
+    return datum_from_model_input_weights(model_input, np.ones(model_input.length, np.float32), max_length)
+
+
+def test_a_datum_has_targets_and_weights_and_nothing_else() -> None:
+    datum = conversation_to_datum(chat("q", "a"), RENDERER, max_length=None)
+    assert set(datum.loss_fn_inputs) == {"target_tokens", "weights"}
+    assert len(targets(datum)) == len(weights(datum)) == datum.model_input.length
+
+
+def test_weights_move_with_their_tokens() -> None:
+    datum = datum_from_model_input_weights(ModelInput.from_ints([1, 2, 3]), np.array([9, 0, 5], np.float32))
+    assert targets(datum) == [2, 3]
+    assert weights(datum) == [0, 5]
+
+
+@pytest.mark.parametrize("max_length", [None, 4, 5])
+def test_what_fits_is_kept_whole(max_length: int | None) -> None:
+    assert targets(datum_of([text(1, 2), text(3, 4)], max_length)) == [2, 3, 4]
+
+
+def test_too_long_a_text_is_cut_from_the_right() -> None:
+    assert targets(datum_of([text(1, 2), text(3, 4, 5)], 4)) == [2, 3, 4]
+
+
+def test_an_image_that_does_not_fit_is_left_out_with_all_behind_it() -> None:
+    assert targets(datum_of([text(1, 2), IMAGE, text(3)], 4)) == [2]
+
+
+def test_an_image_at_the_end_is_left_out() -> None:
+    assert targets(datum_of([text(1, 2), IMAGE], None)) == [2]
+    assert targets(datum_of([text(1, 2), IMAGE, text(3)], 5)) == [2]
+
+
+def test_cutting_off_all_that_is_trained_is_refused_with_the_numbers() -> None:
+    example = RENDERER.build_supervised_example(chat("q" * 50, "a"))
+    with pytest.raises(InvalidRequest, match=r"max_length=40 cuts off .* first with a weight is number 70"):
+        datum_from_model_input_weights(example.model_input, example.weights, 40)
+
+
+def test_a_datum_without_a_trained_token_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="none of its 3 tokens has a weight"):
+        datum_from_model_input_weights(ModelInput.from_ints([1, 2, 3]), np.array([1, 0, 0], np.float32))
+
+
+def test_weights_must_be_as_many_as_tokens() -> None:
+    with pytest.raises(InvalidRequest, match="differ in number: 2, 3"):
+        datum_from_model_input_weights(ModelInput.from_ints([1, 2, 3]), np.ones(2, np.float32))
+
+
+def test_weights_of_an_example_sum_to_one_unless_told_otherwise() -> None:
+    messages = chat("q", "four")
+    mean = conversation_to_datum(messages, RENDERER, None)
+    assert [weight for weight in weights(mean) if weight] == pytest.approx([0.2] * 5)  # four bytes and the stop token
+    assert sum(weights(conversation_to_datum(messages, RENDERER, None, reduction="none"))) == 5
+    assert sum(weights(conversation_to_datum(messages, RENDERER, None, reduction="sum"))) == 5
+
+
+def test_a_misspelt_reduction_is_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'mean'"):
+        conversation_to_datum(chat("q", "a"), RENDERER, None, reduction="means")  # pyright: ignore[reportArgumentType]  the point
+
+
+def test_chats_become_data_in_their_order_and_as_many_as_their_renderer_needs() -> None:
+    chats = [chat("q", "a", "r", "b"), chat("q", "c")]
+    assert conversations_to_data(chats, RENDERER, None) == [conversation_to_datum(one, RENDERER, None) for one in chats]
+    assert len(conversations_to_data(chats, ChatTemplateRenderer(thinking()), None)) == 3
+
+
+def test_a_chat_that_makes_no_datum_is_refused_by_its_number() -> None:
+    with pytest.raises(InvalidRequest, match="row 1: train_on_what=all_assistant_messages leaves no token"):
+        conversations_to_data([chat("q", "a"), chat("only a question")], RENDERER, None)
+    with pytest.raises(InvalidRequest, match="row 0: max_length=40 cuts off all"):
+        conversations_to_data([chat("q" * 50, "a")], RENDERER, 40)
+
+
+def test_chats_that_had_to_be_cut_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    data = conversations_to_data([chat("q", "a" * 100), chat("q", "a")], RENDERER, 80)
+    assert [one.model_input.length for one in data] == [79, 22]
+    assert caplog.messages == ["1 of 2 examples have more than max_length=80 tokens, and lost their end"]
+
+
+# ---- datasets ----------------------------------------------------------------------------------------------------
+
+
+def datum(number: int) -> Datum:
+    return datum_of([text(number, number)], None)
+
+
+def numbers(batch: list[Datum]) -> list[int]:
+    return [one.model_input.to_ints()[0] for one in batch]
+
+
+def test_rows_come_in_numpys_order_for_the_epochs_seed() -> None:
+    dataset = SupervisedDatasetFromRows(range(10), 4, map_fn=datum)
+    for seed in (0, 1, 7):
+        dataset.set_epoch(seed)
+        order = np.random.default_rng(seed).permutation(10).tolist()
+        assert [numbers(dataset.get_batch(index)) for index in range(len(dataset))] == [order[:4], order[4:8]]
+
+
+def test_the_first_epoch_needs_no_call() -> None:
+    dataset = SupervisedDatasetFromRows(range(4), 4, map_fn=datum)
+    assert numbers(dataset.get_batch(0)) == [2, 0, 1, 3]  # of numpy's default_rng(0), written down
+
+
+def test_a_last_batch_that_is_not_full_is_left_out_or_kept() -> None:
+    assert len(SupervisedDatasetFromRows(range(10), 4, map_fn=datum)) == 2
+    kept = SupervisedDatasetFromRows(range(10), 4, map_fn=datum, drop_last=False)
+    assert [len(kept.get_batch(index)) for index in range(len(kept))] == [4, 4, 2]
+
+
+def test_the_data_of_one_row_stay_together() -> None:
+    dataset = SupervisedDatasetFromRows(range(10), 5, flatmap_fn=lambda row: [datum(row), datum(row + 100)])
+    batch = numbers(dataset.get_batch(0))
+    assert len(batch) == 10
+    assert [rejected - chosen for chosen, rejected in zip(batch[::2], batch[1::2], strict=True)] == [100] * 5
+
+
+def test_a_dataset_takes_one_way_to_make_data() -> None:
+    with pytest.raises(InvalidRequest, match="exactly one of map_fn and flatmap_fn"):
+        SupervisedDatasetFromRows(range(4), 2)
+    with pytest.raises(InvalidRequest, match="exactly one of map_fn and flatmap_fn"):
+        SupervisedDatasetFromRows(range(4), 2, map_fn=datum, flatmap_fn=lambda row: [datum(row)])
+
+
+def test_a_batch_larger_than_the_dataset_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"batch_size must be in 1\.\.4, the number of rows: 5"):
+        SupervisedDatasetFromRows(range(4), 5, map_fn=datum)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_batch_that_is_not_there_is_an_index_error(index: int) -> None:
+    with pytest.raises(IndexError, match=f"batch {index} of 2"):
+        SupervisedDatasetFromRows(range(4), 2, map_fn=datum).get_batch(index)
+
+
+def test_a_chat_with_nothing_to_train_on_is_refused_by_its_number() -> None:
+    chats = [chat("q", "a"), chat("q", "a"), chat("only a question")]
+    with pytest.raises(InvalidRequest, match="row 2: train_on_what=all_assistant_messages leaves no token"):
+        ChatDataset(chats, 3, RENDERER).get_batch(0)
+
+
+def test_chats_become_the_data_that_their_renderer_needs() -> None:
+    chats = [chat("q", "a", "r", "b")]
+    assert len(ChatDataset(chats, 1, ChatTemplateRenderer(chatml())).get_batch(0)) == 1
+    assert len(ChatDataset(chats, 1, ChatTemplateRenderer(thinking())).get_batch(0)) == 2
+
+
+def test_many_cut_examples_are_reported_once_an_epoch_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    chats = [chat("q", "a" * (100 if index < 4 else 1)) for index in range(8)]
+    dataset = ChatDataset(chats, 4, RENDERER, max_length=80)
+    with caplog.at_level(logging.WARNING):
+        for seed in (0, 1):
+            dataset.set_epoch(seed)
+            for index in range(len(dataset)):
+                assert all(one.model_input.length < 80 for one in dataset.get_batch(index))
+    assert len(caplog.messages) == 2
+    assert "more than max_length=80 tokens, and lost their end" in caplog.messages[0]
+
+
+def test_a_few_cut_examples_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    chats = [chat("q", "a" * (100 if index == 0 else 1)) for index in range(12)]
+    ChatDataset(chats, 12, RENDERER, max_length=80).get_batch(0)
+    assert caplog.messages == []
+
+
+# ---- from a file -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ChatDatasetBuilderCommonConfig:
+    save(chatml(), tmp_path)
+    return ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=str(tmp_path), renderer_name="chat_template", batch_size=4
+    )
+
+
+def test_a_file_of_chats_is_split_into_two_that_share_none(
+    tmp_path: Path, config: ChatDatasetBuilderCommonConfig
+) -> None:
+    """Seconds, if this is the first test that makes transformers load a tokenizer."""
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": chat("q", f"answer {index}")}) + "\n" for index in range(11)))
+    train, test = FromConversationFileBuilder(common_config=config, file_path=str(path), test_size=3)()
+    assert test is not None
+    assert len(train) == 2
+    assert len(test) == 1  # all three, in a batch that is not full
+    trained = [tuple(targets(one)) for index in range(len(train)) for one in train.get_batch(index)]
+    tested = [tuple(targets(one)) for one in test.get_batch(0)]
+    assert len(set(trained)) == 8
+    assert len(set(tested)) == 3
+    assert not set(trained) & set(tested)
+
+
+def test_without_a_test_size_there_is_no_test_set(tmp_path: Path, config: ChatDatasetBuilderCommonConfig) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text((json.dumps({"messages": chat("q", "a")}) + "\n") * 4)
+    _, test = FromConversationFileBuilder(common_config=config, file_path=str(path))()
+    assert test is None
+
+
+def test_a_line_without_messages_is_refused(tmp_path: Path, config: ChatDatasetBuilderCommonConfig) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "q"}]}\n{"text": "q"}\n')
+    with pytest.raises(InvalidRequest, match=r"line 2.*messages"):
+        FromConversationFileBuilder(common_config=config, file_path=str(path))()
+
+
+def test_the_mode_of_training_is_the_configs(config: ChatDatasetBuilderCommonConfig) -> None:
+    assert config.train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES

@@ -1,0 +1,151 @@
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stovetop import datasets
+from stovetop.errors import InvalidRequest, MissingExtra, UnknownName
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]}
+
+
+def jsonl(path: Path, *lines: object) -> str:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+# ---- sources
+
+
+def test_rows_of_a_file_come_in_its_order_and_empty_lines_do_not_count(tmp_path: Path):
+    assert datasets.load_rows(jsonl(tmp_path / "rows.jsonl", {"n": 1}, "", {"n": 2})) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"), [("{oops", "line 2 is not JSON"), ("[1]", "line 2 must be a JSON object")]
+)
+def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path, line: str, complaint: str):
+    with pytest.raises(InvalidRequest, match=f"rows.jsonl, {complaint}"):
+        datasets.load_rows(jsonl(tmp_path / "rows.jsonl", {"n": 1}, line))
+
+
+def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path):
+    with pytest.raises(InvalidRequest, match="no such file"):
+        datasets.load_rows(str(tmp_path / "none.jsonl"))
+    with pytest.raises(InvalidRequest, match="no row"):
+        datasets.load_rows(jsonl(tmp_path / "empty.jsonl"))
+
+
+def test_the_sample_of_chats_is_shipped_and_every_chat_ends_with_an_answer():
+    chats = datasets.load_chats("sample:chats")
+    assert len(chats) == 24
+    assert all(chat[-1]["role"] == "assistant" for chat in chats)
+    assert datasets.sample_names() == sorted(datasets.sample_names()) != []
+
+
+def test_an_unknown_sample_is_refused_with_the_nearest_name():
+    with pytest.raises(UnknownName, match="did you mean 'chats'"):
+        datasets.load_rows("sample:chat")
+
+
+def test_chats_are_the_messages_of_rows(tmp_path: Path):
+    assert datasets.load_chats(jsonl(tmp_path / "chats.jsonl", {**HELLO, "id": 7})) == [HELLO["messages"]]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"text": "hi"}, "line 2: a chat needs 'messages'"),
+        ({"messages": []}, "line 2: a chat needs 'messages'"),
+        ({"messages": [HELLO["messages"][0], {"role": "robot", "content": "beep"}]}, "line 2, message 1.*'robot'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "line 2, message 0: content"),
+        ({"messages": [{"role": "user", "text": "hi"}]}, "line 2, message 0.*'text'"),
+    ],
+)
+def test_a_chat_that_is_none_is_named_by_file_line_message_and_field(tmp_path: Path, row: object, complaint: str):
+    with pytest.raises(InvalidRequest, match=complaint):
+        datasets.load_chats(jsonl(tmp_path / "chats.jsonl", HELLO, row))
+
+
+def test_a_hub_dataset_is_loaded_by_the_library_that_knows_hubs(monkeypatch: pytest.MonkeyPatch):
+    def load_dataset(name: str, *, split: str) -> list[dict[str, str]]:
+        return [{"name": name, "split": split}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert datasets.load_rows("owner/name") == [{"name": "owner/name", "split": "train"}]
+    assert datasets.load_rows("owner/name", split="test")[0]["split"] == "test"
+
+
+def test_without_that_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"stovetop\[data\]"):
+        datasets.load_rows("owner/name")
+
+
+def test_a_name_that_is_no_source_is_refused_with_what_could_be_one():
+    with pytest.raises(UnknownName, match=r"sample:chats.*OWNER/NAME"):
+        datasets.load_rows("chats")
+
+
+def test_a_split_of_what_has_none_is_refused():
+    with pytest.raises(InvalidRequest, match="leave split out"):
+        datasets.load_rows("sample:chats", split="test")
+
+
+# ---- order
+
+
+@given(num_rows=st.integers(0, 60), seed=st.integers(0, 2**40))
+def test_the_order_is_that_of_numpy(num_rows: int, seed: int):
+    assert datasets.shuffled(range(num_rows), seed) == np.random.default_rng(seed).permutation(num_rows).tolist()
+
+
+def test_the_order_is_frozen():
+    assert datasets.shuffled("abcdefgh", seed=0) == list("cedgfabh")
+
+
+def test_a_split_leaves_no_row_in_both_parts_and_none_out():
+    split = datasets.split_rows(range(10), test_size=3, seed=1)
+    assert len(split.test) == 3
+    assert sorted(split.train + split.test) == list(range(10))
+    assert split == datasets.split_rows(range(10), test_size=3, seed=1)
+
+
+def test_a_split_that_leaves_nothing_to_train_on_is_refused():
+    with pytest.raises(InvalidRequest, match=r"0\.\.9.*: 10"):
+        datasets.split_rows(range(10), test_size=10)
+
+
+@given(
+    num_rows=st.integers(1, 30), batch_size=st.integers(1, 30), num_epochs=st.integers(1, 3), seed=st.integers(0, 99)
+)
+def test_an_epoch_has_no_row_twice_and_every_full_batch(num_rows: int, batch_size: int, num_epochs: int, seed: int):
+    batch_size = min(batch_size, num_rows)
+    batches = datasets.Batches(range(num_rows), batch_size, num_epochs=num_epochs, seed=seed)
+    assert len(batches) == num_epochs * (num_rows // batch_size)
+    for epoch in range(num_epochs):
+        own = [batches[k] for k in range(len(batches)) if batches.epoch_of(k) == epoch]
+        assert all(len(batch) == batch_size for batch in own)
+        rows = [row for batch in own for row in batch]
+        assert len(set(rows)) == len(rows) == num_rows // batch_size * batch_size
+
+
+def test_a_batch_depends_on_seed_and_position_alone():
+    batches = datasets.Batches(range(20), 4, num_epochs=3, seed=5)
+    in_order = list(batches)
+    assert len(in_order) == 15
+    assert [batches[k] for k in (11, 2, 11)] == [in_order[11], in_order[2], in_order[11]]
+    assert in_order == list(datasets.Batches(range(20), 4, num_epochs=3, seed=5))
+    assert in_order[:5] != in_order[5:10]
+    assert in_order != list(datasets.Batches(range(20), 4, num_epochs=3, seed=6))
+
+
+@pytest.mark.parametrize(("batch_size", "num_epochs"), [(0, 1), (5, 1), (2, 0)])
+def test_batches_that_cannot_be_filled_are_refused(batch_size: int, num_epochs: int):
+    with pytest.raises(InvalidRequest, match="must be"):
+        datasets.Batches(range(4), batch_size, num_epochs=num_epochs)

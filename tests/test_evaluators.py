@@ -1,0 +1,51 @@
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from stovetop.backends import recording
+from stovetop.client import SamplingClient, TrainingClient
+from stovetop.errors import InvalidRequest
+from stovetop.evaluators import run_evaluators
+
+
+@dataclass
+class OfTraining:
+    name: str
+
+    async def __call__(self, client: TrainingClient) -> dict[str, float]:
+        return {f"{self.name}/rank": float(client.get_info().lora_rank or 0)}
+
+
+@dataclass
+class OfSampling:
+    name: str
+    seen: list[SamplingClient] = field(default_factory=list[SamplingClient])
+
+    async def __call__(self, client: SamplingClient) -> dict[str, float]:
+        self.seen.append(client)
+        return {f"{self.name}/model_name_length": float(len(client.get_base_model()))}
+
+
+def test_a_round_reports_what_all_evaluators_report(client: TrainingClient) -> None:
+    metrics = asyncio.run(run_evaluators(client, training=[OfTraining("a")], sampling=[OfSampling("b")]))
+    assert metrics == {"a/rank": 4.0, "b/model_name_length": float(len("some/model"))}
+
+
+def test_the_sampling_evaluators_of_a_round_share_one_client(client: TrainingClient) -> None:
+    first, second = OfSampling("a"), OfSampling("b")
+    asyncio.run(run_evaluators(client, sampling=[first, second]))
+    assert first.seen[0] is second.seen[0]
+
+
+def test_no_sampling_client_is_made_when_nobody_wants_one(tmp_path: Path) -> None:
+    with recording.open_service(tmp_path) as service:
+        client = service.create_lora_training_client("some/model").result()
+        asyncio.run(run_evaluators(client, training=[OfTraining("a")]))
+        assert "save_weights_and_get_sampling_client" not in [call.verb for call in service.calls]
+
+
+def test_two_evaluators_with_one_name_are_refused(client: TrainingClient) -> None:
+    with pytest.raises(InvalidRequest, match="give one of them another name: a/rank"):
+        asyncio.run(run_evaluators(client, training=[OfTraining("a"), OfTraining("a")]))

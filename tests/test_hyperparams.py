@@ -1,0 +1,132 @@
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from stovetop import hyperparams
+from stovetop.errors import InvalidRequest, UnknownName
+
+GOLDEN_LR = {  # LoRA; full fine-tuning is a tenth
+    "meta-llama/Llama-3.2-1B": 0.0004908239409722158,
+    "meta-llama/Llama-3.2-3B": 0.00035760078614950245,
+    "meta-llama/Llama-3.1-8B": 0.0002856415043086949,
+    "meta-llama/Llama-3.1-70B": 0.0001662328630957161,
+    "Qwen/Qwen3-4B": 0.0004905250962784578,
+    "Qwen/Qwen3-8B": 0.00047297908091376354,
+    "moonshotai/Kimi-K2-Thinking": 0.0004529043419680364,
+}
+
+SHAPES = {
+    "model.embed_tokens.weight": (10, 4),
+    "model.layers.0.self_attn.q_proj.weight": (8, 4),
+    "model.layers.0.self_attn.k_proj.weight": (4, 4),
+    "model.layers.0.mlp.gate.weight": (2, 4),
+    "model.norm.weight": (4,),
+    **{
+        f"model.layers.0.mlp.experts.{expert}.{matrix}.weight": shape
+        for expert in (0, 1)
+        for matrix, shape in {"gate_proj": (6, 4), "up_proj": (6, 4), "down_proj": (4, 6)}.items()
+    },
+}
+
+
+def model_folder(
+    folder: Path, *shards: Mapping[str, tuple[int, ...]], config: Mapping[str, object] | None = None
+) -> str:
+    """A model whose weight files end where the tensors would begin: reading one would fail."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config or {}))
+    for number, shapes in enumerate(shards):
+        tensors = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+        header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+        (folder / f"model-{number}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return str(folder)
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> str:
+    items = list(SHAPES.items())
+    return model_folder(tmp_path / "experts", dict(items[:5]), dict(items[5:]))
+
+
+@pytest.mark.parametrize("model", GOLDEN_LR)
+def test_get_lr_equals_the_published_rates(model: str):
+    assert hyperparams.get_lr(model) == pytest.approx(GOLDEN_LR[model], rel=1e-12)
+    assert hyperparams.get_lr(model, is_lora=False) == pytest.approx(GOLDEN_LR[model] / 10, rel=1e-12)
+
+
+@pytest.mark.parametrize("suffix", ["-Instruct", "-Base", "-Instruct-2507", "-Thinking-2507"])
+def test_a_variant_of_a_known_model_has_its_rate(suffix: str):
+    assert hyperparams.get_lr("Qwen/Qwen3-4B" + suffix) == hyperparams.get_lr("Qwen/Qwen3-4B")
+
+
+def test_a_model_outside_the_table_is_measured_by_its_config(tmp_path: Path):
+    folder = model_folder(tmp_path / "my-llama", config={"hidden_size": 4096})
+    assert hyperparams.get_lr(folder) == hyperparams.get_lr("meta-llama/Llama-3.1-8B")
+
+
+def test_a_model_that_sees_keeps_its_width_with_its_text_config(tmp_path: Path):
+    assert hyperparams.get_hidden_size(model_folder(tmp_path / "vl", config={"text_config": {"hidden_size": 96}})) == 96
+
+
+@pytest.mark.parametrize("model", ["foo/bar", "llama-experiments/gpt2"])
+def test_a_family_without_a_formula_is_refused_by_name(model: str):
+    with pytest.raises(InvalidRequest, match=f"give a learning_rate.*{model}"):
+        hyperparams.get_lr(model)
+
+
+def test_a_known_family_of_unknown_width_is_refused(tmp_path: Path):
+    with pytest.raises(UnknownName, match="Qwen3-9000B"):
+        hyperparams.get_lr("Qwen/Qwen3-9000B")
+    with pytest.raises(InvalidRequest, match="no hidden_size"):
+        hyperparams.get_lr(model_folder(tmp_path / "llama"))
+
+
+def test_lora_takes_ten_times_the_rate():
+    assert hyperparams.get_lora_lr_over_full_finetune_lr("any/model") == 10.0
+    with pytest.raises(InvalidRequest, match=r"lora_alpha=32 only.*: 64"):
+        hyperparams.get_lora_lr_over_full_finetune_lr("any/model", lora_alpha=64)
+
+
+@pytest.mark.parametrize(
+    ("include_experts", "shared", "count"), [(True, True, 136), (True, False, 160), (False, True, 40)]
+)
+def test_lora_parameters_are_counted_from_headers_alone(experts: str, include_experts: bool, shared: bool, count: int):
+    arguments = (experts, 2, include_experts, shared)
+    assert hyperparams.get_lora_param_count(*arguments) == count
+    assert sum(hyperparams.get_lora_param_breakdown(*arguments).values()) == count
+
+
+def test_experts_share_the_factor_on_the_side_of_the_residual_stream(experts: str):
+    counts = hyperparams.get_lora_param_breakdown(experts, 2)
+    layer = "model.layers.0.mlp.experts"
+    assert [counts[f"{layer}.0.{matrix}.weight"] for matrix in ("gate_proj", "down_proj")] == [2 * 10, 2 * 10]
+    assert [counts[f"{layer}.1.{matrix}.weight"] for matrix in ("gate_proj", "down_proj")] == [2 * 6, 2 * 6]
+
+
+def test_all_parameters_are_counted_for_full_fine_tuning(experts: str):
+    num_params = sum(math.prod(shape) for shape in SHAPES.values())
+    assert hyperparams.get_full_finetune_param_count(experts) == num_params
+    assert hyperparams.get_full_finetune_lr_multiplier(experts) == pytest.approx(num_params**-0.5)
+    assert hyperparams.get_lora_lr_multiplier(experts) == pytest.approx(10 * num_params**-0.5)
+
+
+def test_fused_experts_are_not_silently_left_out(tmp_path: Path):
+    folder = model_folder(tmp_path / "fused", {"layers.0.experts.gate_up_proj": (8, 4, 12)})
+    with pytest.raises(InvalidRequest, match="fused"):
+        hyperparams.get_lora_param_count(folder)
+    assert hyperparams.get_lora_param_count(folder, include_experts=False) == 0
+
+
+def test_counting_needs_the_files_of_the_model(tmp_path: Path):
+    with pytest.raises(UnknownName, match="on this machine"):
+        hyperparams.get_lora_param_count("Qwen/Qwen3-8B")
+    with pytest.raises(InvalidRequest, match=r"no \*.safetensors"):
+        hyperparams.get_full_finetune_param_count(model_folder(tmp_path / "empty"))
+    folder = model_folder(tmp_path / "odd")
+    (tmp_path / "odd" / "model.safetensors").write_bytes(b"version https://git-lfs")
+    with pytest.raises(InvalidRequest, match="not a safetensors file"):
+        hyperparams.get_full_finetune_param_count(folder)

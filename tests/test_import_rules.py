@@ -1,0 +1,198 @@
+"""Who may import whom, read from the source; and what an import costs, seen in fresh processes."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import stovetop
+
+PACKAGE = Path(stovetop.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# In reading order: a module may import what comes after it, that is, what stands on a line below or to its right.
+LINES = [
+    ["cli", "recipes", "fetch"],
+    ["tasks", "kitchen"],
+    ["distillation", "preference", "rl", "supervised", "evaluators"],
+    ["checkpoints", "runs", "tracking", "datasets"],
+    ["completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
+    ["server", "backends", "engine"],
+    ["client", "futures", "losses", "types", "concurrency", "model_store", "durable", "errors"],
+]
+ORDER = [unit for line in LINES for unit in line]
+
+ROOT = "stovetop"  # the package itself, as in `import stovetop` or `from stovetop import AdamParams`
+ROOT_MAY_IMPORT = {"backends", "client", "futures", "losses", "types", "errors"}
+ONLY_IMPORTED_BY = {
+    ROOT: {"cli", "recipes"},
+    "server": {"cli", "recipes"},
+    "backends": {"cli", "recipes", "server", ROOT},
+    "engine": {"backends"},
+}
+
+TORCH_AT_TOP = ("engine/", "preference/losses.py", "distillation/losses.py")
+HEAVY = {"torch", "transformers"}
+
+DATASETS = [
+    "deepcoder",
+    "gsm8k",
+    "helpsteer",
+    "hhh",
+    "humaneval",
+    "ifeval",
+    "mmlu",
+    "no_robots",
+    "ultrafeedback",
+    "tulu",
+]
+
+
+class Import(NamedTuple):
+    where: str  # "rl/types.py:12"
+    module: str  # "stovetop.rl.types", "torch"
+    names: tuple[str, ...]  # after "from module import"
+    at_top: bool  # runs when the module is imported
+
+
+# ---- the source ----------------------------------------------------------------------------------------------------
+
+
+def test_every_module_has_its_place_in_the_table():
+    assert {unit_of(path) for path in SOURCES} - {ROOT} <= set(ORDER)
+
+
+def test_a_module_imports_only_what_stands_below_it_or_to_its_right():
+    wrong = [
+        f"{found.where} imports {imported}"
+        for path in SOURCES
+        for found in imports_of(path)
+        for imported in units_imported(found)
+        if not may_import(unit_of(path), imported)
+    ]
+    assert wrong == []
+
+
+def test_torch_and_transformers_stand_at_the_top_of_engine_modules_only():
+    light = [path for path in SOURCES if not name_of(path).startswith(TORCH_AT_TOP)]
+    found = [found for path in light for found in imports_of(path)]
+    assert [f"{each.where} imports {each.module}" for each in found if each.at_top and root_of(each) in HEAVY] == []
+
+
+def test_recipes_import_public_names_only():
+    ours = [
+        found for path in SOURCES if unit_of(path) == "recipes" for found in imports_of(path) if root_of(found) == ROOT
+    ]
+    names = [(found.where, name) for found in ours for name in (*found.module.split("."), *found.names)]
+    assert [(where, name) for where, name in names if name.startswith("_")] == []
+
+
+def test_only_tasks_and_recipes_name_a_dataset():
+    shared = [path for path in SOURCES if unit_of(path) not in ("tasks", "recipes")]
+    named = [(name_of(path), dataset) for path in shared for dataset in DATASETS if dataset in path.read_text().lower()]
+    assert named == []
+
+
+def test_an_import_is_seen_wherever_it_stands(tmp_path: Path):
+    source = """
+import torch.nn
+if TYPE_CHECKING:
+    from stovetop.rl import types
+class A:
+    from stovetop import engine, AdamParams
+    def method(self):
+        try:
+            import stovetop.cli
+        finally:
+            pass
+"""
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    found = imports_of(path)
+    assert [(each.module, each.at_top) for each in found] == [
+        ("torch.nn", True),
+        ("stovetop.rl", False),
+        ("stovetop", True),
+        ("stovetop.cli", False),
+    ]
+    assert [units_imported(each) for each in found] == [set(), {"rl"}, {"engine", ROOT}, {"cli"}]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
+
+
+def unit_of(path: Path) -> str:
+    first = name_of(path).split("/")[0].removesuffix(".py")
+    return ROOT if first == "__init__" else first
+
+
+def root_of(found: Import) -> str:
+    return found.module.split(".")[0]
+
+
+def imports_of(path: Path) -> list[Import]:
+    return list(_imports(ast.parse(path.read_text()), name_of(path), at_top=True))
+
+
+def _imports(node: ast.AST, file: str, *, at_top: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Import(names=aliases):
+                yield from (Import(f"{file}:{child.lineno}", alias.name, (), at_top) for alias in aliases)
+            case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                names = tuple(alias.name for alias in aliases)
+                yield Import(f"{file}:{child.lineno}", module, names, at_top)
+            case ast.ImportFrom():
+                raise AssertionError(f"a relative import, which is not our style: {file}:{child.lineno}")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield from _imports(child, file, at_top=False)
+            case _:
+                yield from _imports(child, file, at_top=at_top)
+
+
+def units_imported(found: Import) -> set[str]:
+    """The parts of the package that an import reaches. `from stovetop import rl` reaches rl, not the package's root."""
+    if root_of(found) != ROOT:
+        return set()
+    if found.module != ROOT:
+        return {found.module.split(".")[1]}
+    return {name if name in ORDER else ROOT for name in found.names or (ROOT,)}
+
+
+def may_import(importer: str, imported: str) -> bool:
+    if importer == imported:
+        return True
+    if importer not in ONLY_IMPORTED_BY.get(imported, {importer}):
+        return False
+    if importer == ROOT:
+        return imported in ROOT_MAY_IMPORT
+    return imported == ROOT or ORDER.index(importer) < ORDER.index(imported)
+
+
+# ---- fresh processes -----------------------------------------------------------------------------------------------
+
+
+def test_modules_outside_the_engine_load_neither_torch_nor_transformers():
+    slow = HEAVY | {"matplotlib", "rich", "tyro"}
+    program = f"import sys, {modules(engine=False)}\nprint({slow} & set(sys.modules))"
+    assert run_python(program) == "set()\n"
+
+
+def test_the_engine_needs_only_numpy_torch_transformers_and_safetensors():
+    blocked = {"pydantic", "tyro", "rich", "httpx", "matplotlib"}
+    run_python(f"import sys; sys.modules |= dict.fromkeys({blocked})\nimport {modules(engine=True)}")
+
+
+def modules(*, engine: bool) -> str:
+    paths = [path for path in SOURCES if (unit_of(path) == "engine") == engine]
+    names = [name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    return ", ".join(f"stovetop.{name}" for name in names if name != "__init__")
+
+
+def run_python(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,86 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from renderers.languages import chatml, save, thinking
+from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.errors import UnknownName
+from stovetop.model_families import recommended_renderer_name
+from stovetop.tokenizer import SafeEncoder, get_tokenizer
+
+BYTES = ByteTokenizer()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(chatml(), tmp_path)
+    return tmp_path
+
+
+def test_a_tokenizer_is_loaded_once(folder: Path) -> None:
+    assert get_tokenizer(str(folder)) is get_tokenizer(f"{folder}/.")
+    assert get_tokenizer(str(folder)).encode("the end") == chatml().encode("the end")
+
+
+def test_a_name_that_leads_to_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"unknown tokenizer .* or fetch the model first"):
+        get_tokenizer(str(tmp_path))
+
+
+def test_importing_the_module_does_not_import_transformers() -> None:
+    """Half a second: a fresh interpreter."""
+    script = "import sys, stovetop.renderers, stovetop.tokenizer; print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_a_model_is_spoken_to_in_its_own_template_or_in_plain_text() -> None:
+    assert recommended_renderer_name(chatml()) == "chat_template"
+    assert recommended_renderer_name(chatml(None)) == "role_colon"
+
+
+# ---- encoding safely ---------------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_ordinary_text_is_encoded_as_the_tokenizer_does(text: str) -> None:
+    encoder = SafeEncoder.of(chatml())
+    assert encoder.encode(encoder.protect(text)) == chatml().encode(text, add_special_tokens=False)
+
+
+@given(st.lists(st.sampled_from(["<", "|im_end|>", "<|im_end|>", "<|im_start|>", "\ufdd0", "\ufdd1", "x"])))
+def test_protected_text_holds_no_control_token_and_stays_the_same_text(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    for tokenizer in (BYTES, chatml()):
+        encoder = SafeEncoder.of(tokenizer)
+        tokens = encoder.encode(encoder.protect(text))
+        assert not set(tokens) & set(tokenizer.get_added_vocab().values())
+        assert tokenizer.decode(tokens) == text
+
+
+def test_what_a_template_writes_stays_a_control_token() -> None:
+    encoder = SafeEncoder.of(BYTES)
+    tokens = encoder.encode(f"<|im_start|>{encoder.protect('<|im_start|>')}<|im_end|>")
+    assert tokens == [BYTES.convert_tokens_to_ids("<|im_start|>"), *b"<|im_start|>", BYTES.eos_token_id]
+
+
+def test_a_models_own_markup_is_its_own_only_if_the_template_writes_it_within_a_turn() -> None:
+    tokenizer = thinking()
+    think, call = (tokenizer.convert_tokens_to_ids(text) for text in ("<think>", "<tool_call>"))
+    encoder = SafeEncoder.of(tokenizer, template="<|im_start|><think><|im_end|>", opening="")
+    assert encoder.encode(encoder.protect_own("<think>")) == [think]
+    assert think not in encoder.encode(encoder.protect("<think>"))
+    assert call not in encoder.encode(encoder.protect_own("<tool_call>"))
+    opened = SafeEncoder.of(tokenizer, template="<|im_start|><think><|im_end|>", opening="<|im_start|><think>")
+    assert think not in opened.encode(opened.protect_own("<think>"))
+
+
+def test_control_strings_are_found_in_order() -> None:
+    assert SafeEncoder.of(BYTES).find_controls("a<|im_end|>\n<|im_start|><|im_end|>") == [
+        "<|im_end|>",
+        "<|im_start|>",
+        "<|im_end|>",
+    ]

@@ -1,0 +1,79 @@
+"""What holds for every sink, and what each file holds."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stovetop.durable import read_rows
+from stovetop.tracking.console import ConsoleSink
+from stovetop.tracking.events import METRICS, TEXT, Event, EventStream, Recorder, Sink
+from stovetop.tracking.sinks import EventsFile, MetricsFile
+
+EVENTS = [
+    Event("stage.start", labels={"stage": "évaluation"}),
+    Event(METRICS, 0, {"loss": 0.5, "num_tokens": 7}),
+    Event(METRICS, 2, {"loss": float("nan"), "low": float("-inf")}),
+    Event(METRICS, 3),
+    Event(TEXT, labels={"title": "sample", "text": "| a |\n| --- |\n| 1 |"}),
+]
+
+SINKS: dict[str, Callable[[Path], Sink]] = {
+    "recorder": lambda folder: Recorder(),
+    "metrics": lambda folder: MetricsFile(folder / "metrics.jsonl"),
+    "events": lambda folder: EventsFile(folder / "events.jsonl"),
+    "console": lambda folder: ConsoleSink(Console(file=io.StringIO(), width=80)),
+}
+
+
+@pytest.fixture(params=SINKS)
+def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
+    return SINKS[request.param](tmp_path)
+
+
+def test_a_sink_takes_every_event(sink: Sink):
+    for event in EVENTS:
+        sink.receive(event)
+    sink.sync()
+
+
+def test_a_sink_can_be_closed_twice_and_without_events(sink: Sink):
+    sink.close()
+    sink.close()
+
+
+def test_the_address_of_a_sink_is_a_web_address_or_none(sink: Sink):
+    url = sink.get_logger_url()
+    assert url is None or url.startswith("http")
+
+
+def test_metrics_are_one_flat_row_of_valid_json_a_step(tmp_path: Path):
+    file = tmp_path / "metrics.jsonl"
+    for event in EVENTS:
+        MetricsFile(file).receive(event)
+    assert [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()] == [
+        {"step": 0, "loss": 0.5, "num_tokens": 7},
+        {"step": 2, "loss": "NaN", "low": "-Infinity"},
+        {"step": 3},
+    ]
+
+
+def test_a_row_that_a_crash_cut_off_costs_that_row_alone(tmp_path: Path):
+    file = tmp_path / "metrics.jsonl"
+    MetricsFile(file).receive(Event(METRICS, 0, {"loss": 1.0}))
+    with file.open("a") as opened:
+        opened.write('{"step": 1, "lo')
+    MetricsFile(file).receive(Event(METRICS, 1, {"loss": 0.5}))
+    assert read_rows(file) == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 0.5}]
+
+
+def test_events_are_kept_without_the_metrics_that_have_a_file_of_their_own(tmp_path: Path):
+    stream = EventStream([EventsFile(tmp_path / "events.jsonl")], clock=lambda: 1.0)
+    stream.emit("training.step", step=0, loss=0.5)
+    stream.log_metrics({"loss": 0.5}, 0)
+    assert read_rows(tmp_path / "events.jsonl") == [
+        {"time": 1.0, "name": "training.step", "step": 0, "values": {"loss": 0.5}}
+    ]
