@@ -308,7 +308,8 @@ def test_after_a_failed_forward_backward_the_step_fails_with_its_error_and_leave
 def test_a_failed_call_keeps_its_cause(trainer: TrainingClient) -> None:
     with pytest.raises(RequestFailedError) as caught:
         trainer.forward_backward_custom([datum()], _explode).result()
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert caught.value.__cause__ is not None
+    assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

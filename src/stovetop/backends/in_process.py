@@ -24,6 +24,7 @@ from stovetop.engine import ops
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, pending
 from stovetop.losses import LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
+from stovetop.model_store import canonical_name
 from stovetop.types import (
     AdamParams,
     Datum,
@@ -351,6 +352,7 @@ class InProcessServiceClient:
         self.close()
 
     def _base(self, name: str) -> _Base:
+        name = canonical_name(name)
         with self._lock:
             if name not in self._bases:
                 thread = EngineThread(lambda: self._open_engine(name), name)

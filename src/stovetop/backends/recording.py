@@ -269,7 +269,10 @@ class RecordingEngine:
         table_VV = self._table(delta_VV)
         scored_D = [bigram.score(table_VV, datum) for datum in op.data]
         leaves_D = [torch.tensor(scored.logprobs, dtype=torch.float32, requires_grad=True) for scored in scored_D]
-        loss, metrics = op.loss_fn(op.data, list(leaves_D))
+        try:
+            loss, metrics = op.loss_fn(op.data, list(leaves_D))
+        except Exception as error:  # a fault of the caller's function, not of ours
+            raise InvalidRequest(f"the custom loss raised {error!r}") from error
         if loss.numel() != 1 or not loss.requires_grad:
             raise InvalidRequest(
                 f"a custom loss must return one number that depends on the logprobs it was given: {loss!r}"

@@ -104,7 +104,10 @@ class Trainer:
         weights = _leaves(adapter.weights)
         logprobs = [tensor for part in self._passes(data) for tensor in self._score(weights, part, 1.0).logprobs]
         seen = [tensor.detach().requires_grad_() for tensor in logprobs]
-        loss, metrics = loss_fn(list(data), seen)
+        try:
+            loss, metrics = loss_fn(list(data), seen)
+        except Exception as error:  # a fault of the caller's function, not of ours
+            raise InvalidRequest(f"the custom loss raised {error!r}") from error
         if loss.numel() != 1 or not loss.requires_grad:
             raise InvalidRequest(
                 f"a custom loss must return one number that depends on the logprobs it was given: {loss!r}"

@@ -25,7 +25,7 @@ from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.runs import BehaviorIfExists, open_run
-from stovetop.supervised.data import conversation_to_datum
+from stovetop.supervised.data import conversations_to_data
 from stovetop.supervised.nll import mean_nll
 
 
@@ -96,7 +96,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         chats = split_rows(load_chats(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
         test_chats = load_chats(config.test_dataset) if config.test_dataset else chats.test
         train_D, test_D = (
-            [conversation_to_datum(chat, renderer, config.max_length, config.train_on_what) for chat in part]
+            conversations_to_data(part, renderer, config.max_length, config.train_on_what)
             for part in (chats.train, test_chats)
         )
         batches = Batches(train_D, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)

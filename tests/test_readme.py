@@ -1,0 +1,39 @@
+"""What the README shows, works as written."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from stovetop.cli import understand
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_loop_of_the_readme_runs_and_learns(tmp_path: Path):
+    (loop,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    on_the_fake_model = loop.replace("st.ServiceClient()", 'st.ServiceClient("recording")')
+    assert on_the_fake_model != loop
+    done = subprocess.run(
+        [sys.executable, "-c", on_the_fake_model], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    losses = [float(loss) for loss in re.findall(r"step \d+: ([\d.]+) nats", done.stdout)]
+    assert len(losses) == 8
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[-1]
+
+
+def test_the_commands_of_the_readme_are_commands():
+    commands = re.findall(r"(?:^    |`)stovetop (.*?)(?:#.*)?(?:`|$)", README, re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        understand(shlex.split(command))
+
+
+def test_the_make_targets_of_the_readme_exist():
+    targets = set(re.findall(r"^    make (\w+)", README, re.MULTILINE))
+    assert targets == {"demo", "test"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
