@@ -8,7 +8,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
 
-.PHONY: demo test clean
+.PHONY: demo test
 
 demo: .venv/installed-demo
 	.venv/bin/stovetop fetch smollm2
@@ -16,10 +16,7 @@ demo: .venv/installed-demo
 
 test: .venv/installed-test
 	.venv/bin/stovetop fetch smollm2
-	.venv/bin/python -m pytest
-
-clean:
-	rm -rf .venv
+	.venv/bin/python -m pytest $(PYTEST_FLAGS)
 
 .venv/installed-demo: EXTRAS = gguf
 .venv/installed-test: EXTRAS = gguf,dev

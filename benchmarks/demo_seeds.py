@@ -24,7 +24,7 @@ STAGES = ("base model", "after examples", "after reward")
 def run_demo(seed: int, folder: Path) -> float:
     """Seconds it took. A run that was begun goes on."""
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "stovetop.cli", "run", "sort_digits_demo", f"seed={seed}", f"log_path={folder}"]
+    command = [sys.executable, "-m", "stovetop", "run", "sort_digits_demo", f"seed={seed}", f"log_path={folder}"]
     subprocess.run(command, check=True)
     return time.monotonic() - began_s
 

@@ -14,13 +14,13 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # In reading order: a module may import what comes after it, that is, what stands on a line below or to its right.
 LINES = [
-    ["cli", "recipes", "fetch"],
+    ["__main__", "cli", "chat", "recipes", "fetch"],
     ["tasks", "kitchen"],
     ["distillation", "preference", "rl", "supervised", "evaluators"],
     ["checkpoints", "runs", "tracking", "datasets"],
     ["completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
     ["server", "backends", "engine"],
-    ["client", "futures", "losses", "types", "concurrency", "model_store", "durable", "errors"],
+    ["client", "futures", "losses", "types", "concurrency", "model_store", "gguf_files", "durable", "errors"],
 ]
 ORDER = [unit for line in LINES for unit in line]
 
@@ -60,11 +60,11 @@ class Import(NamedTuple):
 # ---- the source ----------------------------------------------------------------------------------------------------
 
 
-def test_every_module_has_its_place_in_the_table():
+def test_every_module_has_its_place_in_the_table() -> None:
     assert {unit_of(path) for path in SOURCES} - {ROOT} <= set(ORDER)
 
 
-def test_a_module_imports_only_what_stands_below_it_or_to_its_right():
+def test_a_module_imports_only_what_stands_below_it_or_to_its_right() -> None:
     wrong = [
         f"{found.where} imports {imported}"
         for path in SOURCES
@@ -75,13 +75,13 @@ def test_a_module_imports_only_what_stands_below_it_or_to_its_right():
     assert wrong == []
 
 
-def test_torch_and_transformers_stand_at_the_top_of_engine_modules_only():
+def test_torch_and_transformers_stand_at_the_top_of_engine_modules_only() -> None:
     light = [path for path in SOURCES if not name_of(path).startswith(TORCH_AT_TOP)]
     found = [found for path in light for found in imports_of(path)]
     assert [f"{each.where} imports {each.module}" for each in found if each.at_top and root_of(each) in HEAVY] == []
 
 
-def test_recipes_import_public_names_only():
+def test_recipes_import_public_names_only() -> None:
     ours = [
         found for path in SOURCES if unit_of(path) == "recipes" for found in imports_of(path) if root_of(found) == ROOT
     ]
@@ -89,13 +89,13 @@ def test_recipes_import_public_names_only():
     assert [(where, name) for where, name in names if name.startswith("_")] == []
 
 
-def test_only_tasks_and_recipes_name_a_dataset():
+def test_only_tasks_and_recipes_name_a_dataset() -> None:
     shared = [path for path in SOURCES if unit_of(path) not in ("tasks", "recipes")]
     named = [(name_of(path), dataset) for path in shared for dataset in DATASETS if dataset in path.read_text().lower()]
     assert named == []
 
 
-def test_an_import_is_seen_wherever_it_stands(tmp_path: Path):
+def test_an_import_is_seen_wherever_it_stands(tmp_path: Path) -> None:
     source = """
 import torch.nn
 if TYPE_CHECKING:
@@ -175,13 +175,13 @@ def may_import(importer: str, imported: str) -> bool:
 # ---- fresh processes -----------------------------------------------------------------------------------------------
 
 
-def test_modules_outside_the_engine_load_neither_torch_nor_transformers():
+def test_modules_outside_the_engine_load_neither_torch_nor_transformers() -> None:
     slow = HEAVY | {"matplotlib", "rich", "tyro"}
     program = f"import sys, {modules(engine=False)}\nprint({slow} & set(sys.modules))"
     assert run_python(program) == "set()\n"
 
 
-def test_the_engine_needs_only_numpy_torch_transformers_and_safetensors():
+def test_the_engine_needs_only_numpy_torch_transformers_and_safetensors() -> None:
     blocked = {"pydantic", "tyro", "rich", "httpx", "matplotlib"}
     run_python(f"import sys; sys.modules |= dict.fromkeys({blocked})\nimport {modules(engine=True)}")
 

@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    with local.open_service(storage=tmp_path_factory.mktemp("storage")) as opened:
+    with local.open_service(storage=tmp_path_factory.mktemp("storage"), threads=1) as opened:
         yield opened
 
 

@@ -355,3 +355,10 @@ def test_train_and_evaluation_share_the_row_that_timed_writes_into(tmp_path: Pat
         "test/nll",
         "time/evals",
     ]
+
+
+def test_the_traceback_of_what_stopped_a_run_is_in_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), open_run(tmp_path / "run", Config()):
+        1 / 0  # noqa: B018
+    assert "ZeroDivisionError: division by zero" in (tmp_path / "run" / "logs.log").read_text()
+    assert "Traceback" not in capsys.readouterr().out

@@ -166,7 +166,9 @@ def _logging_to(path: Path, console: ConsoleSink) -> Generator[None]:
     logger = logging.getLogger("stovetop")
     file = logging.FileHandler(path / "logs.log", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handlers = [file] if logging.getLogger().handlers else [file, console.log_handler()]
+    shown = console.log_handler()
+    shown.addFilter(lambda record: record.exc_info is None)  # tracebacks are for the file: the caller shows the error
+    handlers = [file] if logging.getLogger().handlers else [file, shown]
     level = logger.level
     logger.setLevel(logging.INFO)
     for handler in handlers:
@@ -211,8 +213,10 @@ class Run:
         self.stream.log_hparams(self._settings)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         outcome = "completed" if kind is None else kind.__name__
+        if isinstance(error, Exception):
+            log.error("the run stopped", exc_info=error)
         self.stream.emit("run.stop", seconds=time.monotonic() - self._began_s, outcome=outcome)
         self.stream.close()
         self._stack.close()

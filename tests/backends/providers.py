@@ -34,7 +34,7 @@ def local_provider(folder: Path) -> Provider:
     models = [str(tiny.save_model(folder / name, tiny.llama(seed))) for seed, name in enumerate(("tiny", "other"))]
 
     def open_local(storage: Path, disk: Disk) -> ServiceClient:
-        return local.open_service(storage=storage, disk=disk, threads=1)
+        return local.open_service(storage=storage, disk=disk, threads=1, download=None)
 
     return Provider(open_local, *models, learning_rate=0.02, tolerance=1e-4)
 

@@ -58,7 +58,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, BaseModel]:
 def packed_logits(base: BaseModel, sequences: list[list[int]], share: bool = True) -> list[Tensor]:
     packed = pack(sequences, share_prefixes=share)
     with torch.no_grad():
-        hidden_NE = base.hidden_states(packed, PackedAttention(packed, base.device), [])
+        hidden_NE = base.hidden_states(packed, PackedAttention(packed, base.arithmetic, base.device), [])
         return [base.head(None).logits(hidden_NE[packed.rows_of(index)]) for index in range(len(sequences))]
 
 

@@ -1,5 +1,7 @@
 """The chunked head against the plain one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ def made(dtype: torch.dtype = torch.float64, rank: int = 3) -> tuple[torch.Tenso
     return normal(6, 8).requires_grad_(), Head(normal(20, 8), normal(20), lora)
 
 
+BENDS = [(1.0, None), (0.3, None), (1.0, 5.0), (0.3, 2.0)]  # multiplier and softcap
+
 ROWS = torch.tensor([5, 0, 0, 2, 5, 2, 2])
 TARGETS = torch.tensor([1, 4, 4, 19, 0, 3, 7])
 
@@ -27,17 +31,23 @@ def plain(hidden_NE: torch.Tensor, head: Head, temperature: float) -> torch.Tens
     assert head.lora is not None
     assert head.bias_V is not None
     a_RE, b_VR, scale = head.lora
-    logits_NV = hidden_NE @ (head.weight_VE + scale * b_VR @ a_RE).t() + head.bias_V
+    logits_NV = (hidden_NE @ (head.weight_VE + scale * b_VR @ a_RE).t() + head.bias_V) * head.multiplier
+    if head.softcap is not None:
+        logits_NV = head.softcap * torch.tanh(logits_NV / head.softcap)
     return (logits_NV / temperature).log_softmax(-1)[ROWS, TARGETS]
 
 
-def test_pairs_in_any_order_get_the_logprob_of_the_plain_head() -> None:
+@pytest.mark.parametrize("bend", BENDS)
+def test_pairs_in_any_order_get_the_logprob_of_the_plain_head(bend: tuple[float, float | None]) -> None:
     hidden_NE, head = made()
+    head = replace(head, multiplier=bend[0], softcap=bend[1])
     torch.testing.assert_close(pair_logprobs(head, hidden_NE, ROWS, TARGETS, 0.6), plain(hidden_NE, head, 0.6))
 
 
-def test_the_written_out_backward_pass_is_autograds() -> None:
+@pytest.mark.parametrize("bend", BENDS)
+def test_the_written_out_backward_pass_is_autograds(bend: tuple[float, float | None]) -> None:
     hidden_NE, head = made()
+    head = replace(head, multiplier=bend[0], softcap=bend[1])
     assert head.lora is not None
     leaves = [hidden_NE, head.lora[0], head.lora[1]]
     weight_P = torch.linspace(-1, 1, 7, dtype=torch.float64)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine import tiny
+from stovetop.engine.arithmetic import Fast
 from stovetop.engine.lora import AdapterWeights, LoraLinear, Routing, Rows, initial_weights, low_rank
 from stovetop.types import LoraConfig
 
@@ -53,13 +54,13 @@ def test_the_written_out_low_rank_product_has_autograds_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, 5, 6), (3, 6), (4, 3)]
     leaves = [torch.randn(*s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
-    assert torch.autograd.gradcheck(lambda x, a, b: low_rank(x, a, b, 0.7), leaves)
+    assert torch.autograd.gradcheck(lambda x, a, b: low_rank(x, a, b, 0.7, arithmetic=Fast()), leaves)
 
 
 def test_adapters_of_different_rank_act_on_their_own_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     linear, routing = torch.nn.Linear(6, 4, bias=False).requires_grad_(False), Routing()
-    lora = LoraLinear(linear, "x", routing)
+    lora = LoraLinear(linear, "x", routing, Fast())
     x_1NI = torch.randn(1, 5, 6, generator=generator)
 
     def adapter(rank: int) -> AdapterWeights:

@@ -11,6 +11,7 @@ from transformers import (
     FalconMambaForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    LlamaForCausalLM,
     PreTrainedModel,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -55,10 +56,14 @@ def test_layers_that_are_no_attention_are_refused_by_name() -> None:
 
 
 def test_a_head_that_we_do_not_honour_is_refused_by_name() -> None:
-    torch.manual_seed(0)
-    capped = Gemma2ForCausalLM(Gemma2Config(**SMALL, final_logit_softcapping=1.0))
-    with pytest.raises(InvalidRequest, match=r"'capped'.*logits differ"):
-        adopt(capped, "capped", fingerprint="")
+    class Squared(LlamaForCausalLM):
+        def forward(self, *arguments: Any, **named: Any) -> Any:
+            output = super().forward(*arguments, **named)
+            output.logits = output.logits**2
+            return output
+
+    with pytest.raises(InvalidRequest, match=r"'squared'.*logits differ"):
+        adopt(Squared(tiny.llama().config), "squared", fingerprint="")
 
 
 def test_soft_capped_scores_are_honoured() -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.older_names import with_older_names
 from stovetop.client import Tokenizer, UserMetadata
-from stovetop.durable import read_manifest
 from stovetop.engine import ops
+from stovetop.engine.saved_states import SavedState, describe
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, pending
 from stovetop.losses import LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
@@ -251,8 +251,7 @@ class InProcessTrainingClient:
         return ops.SaveAdapter(self._adapter, path, meta, with_optimizer, overwrite)
 
     def _load(self, verb: str, path: str, *, with_optimizer: bool) -> APIFuture[LoadWeightsResponse]:
-        manifest = _checked_manifest(path, self._base, with_optimizer=with_optimizer)
-        saved, own = _lora_config(manifest), self._config
+        saved, own = _checked_state(path, self._base, with_optimizer=with_optimizer).lora, self._config
         if replace(saved, seed=own.seed) != own:
             raise InvalidRequest(f"{verb}: this adapter is {own}, the saved one {saved}; make a client from that state")
         op = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer)
@@ -324,7 +323,7 @@ class InProcessServiceClient:
             raise InvalidRequest("create_sampling_client takes exactly one of model_path and base_model")
         self._observe(Call("service", "create_sampling_client", {"model_path": model_path, "base_model": base_model}))
         if model_path is not None:
-            return _load_sampling_client(self._base(read_manifest(Path(model_path))["base_model"]), model_path)
+            return _load_sampling_client(self._base(describe(Path(model_path)).base_model), model_path)
         base = self._base(str(base_model))
         return _made(base, lambda: InProcessSamplingClient(base, None))
 
@@ -363,8 +362,8 @@ class InProcessServiceClient:
     def _from_state(
         self, verb: str, path: str, base_model: str | None, user_metadata: UserMetadata | None, with_optimizer: bool
     ) -> ClientFuture[Any]:
-        base = self._base(base_model or read_manifest(Path(path))["base_model"])
-        config = _lora_config(_checked_manifest(path, base, with_optimizer=with_optimizer))
+        base = self._base(base_model or describe(Path(path)).base_model)
+        config = _checked_state(path, base, with_optimizer=with_optimizer).lora
         arguments = {"path": path, "base_model": base_model, "user_metadata": user_metadata}
         self._observe(Call("service", verb, arguments))
         return self._training_client(base, ops.LoadAdapter(Path(path), with_optimizer), config, user_metadata)
@@ -389,7 +388,7 @@ def _made(base: _Base, make: Callable[[], Any]) -> ClientFuture[Any]:
 
 
 def _load_sampling_client(base: _Base, path: str) -> ClientFuture[Any]:
-    _checked_manifest(path, base, with_optimizer=False)
+    _checked_state(path, base, with_optimizer=False)
     loaded = base.thread.call(
         "create_sampling_client",
         ops.LoadWeights(Path(path)),
@@ -398,21 +397,17 @@ def _load_sampling_client(base: _Base, path: str) -> ClientFuture[Any]:
     return ClientFuture(loaded.future())
 
 
-def _checked_manifest(path: str, base: _Base, *, with_optimizer: bool) -> dict[str, Any]:
-    """The manifest of a saved state that fits this base model and holds what is asked for."""
-    manifest = read_manifest(Path(path))
-    if manifest["fingerprint"] != base.thread.engine.fingerprint:
+def _checked_state(path: str, base: _Base, *, with_optimizer: bool) -> SavedState:
+    """A saved state that fits this base model, as far as it says, and holds what is asked for."""
+    state = describe(Path(path))
+    if state.fingerprint not in (None, base.thread.engine.fingerprint):
         raise CheckpointError(
-            f"this state was trained on {manifest['base_model']!r}, not on {base.name!r} (or on other weights of that "
+            f"this state was trained on {state.base_model!r}, not on {base.name!r} (or on other weights of that "
             f"name); make a client for that model: {path}"
         )
-    if with_optimizer and not manifest["with_optimizer"]:
-        raise CheckpointError(f"these are sampler weights, without an optimizer; use a path of save_state: {path}")
-    return manifest
-
-
-def _lora_config(manifest: dict[str, Any]) -> LoraConfig:
-    return LoraConfig(**manifest["lora"])
+    if with_optimizer and not state.with_optimizer:
+        raise CheckpointError(f"these are weights for sampling, without an optimizer; use a path of save_state: {path}")
+    return state
 
 
 def _completed(params: SamplingParams, prompt: ModelInput, context_length: int, model: str) -> SamplingParams:

@@ -2,14 +2,17 @@
 
 import logging
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.client import UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
-from stovetop.errors import InvalidRequest
-from stovetop.model_store import known_models, require_model
+from stovetop.errors import CheckpointError, InvalidRequest
+from stovetop.model_store import Download, hub_download, known_models, require_model
+
+if TYPE_CHECKING:
+    from stovetop.engine.merge import MergeReport
 
 log = logging.getLogger(__name__)
 
@@ -20,16 +23,25 @@ def open_service(
     user_metadata: UserMetadata | None = None,
     device: str = "cpu",
     dtype: Literal["float32", "bfloat16"] = "float32",
+    deterministic: bool | None = None,
     threads: int | Literal["probe"] | None = None,
     max_tokens_per_pass: int = 4096,
+    micro_batch_invariant: bool = False,
     disk: Disk = LOCAL_DISK,
+    download: Download | None = hub_download,
 ) -> InProcessServiceClient:
     """A service whose base models run here.
 
-    `storage` is where states are saved (default ~/.stovetop). `dtype` is that of the base weights; adapters and
-    optimizer are float32 in any case. `threads` is how many the engine computes with: "probe" takes two seconds to find
-    the fastest number, None leaves the choice to torch; the setting is the process's.
-    `max_tokens_per_pass` bounds the activations of a training pass: lower it when memory is short.
+    storage                where states are saved (default ~/.stovetop)
+    dtype                  of the base weights; adapters and optimizer are float32 in any case
+    deterministic          sampler and trainer agree to the bit, whatever runs beside them: float32 on the CPU, checked
+                           when the model is loaded. None: where it holds; True: refused where it does not
+    threads                how many the engine computes with; "probe" takes two seconds to find the fastest number,
+                           None leaves the choice to torch. The setting is the process's
+    max_tokens_per_pass    bounds the activations of a training pass: lower it when memory is short
+    micro_batch_invariant  one datum a pass, so that gradients have the same bits however data are split over calls;
+                           slower for short sequences
+    download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
     """
     if max_tokens_per_pass < 1:
         raise InvalidRequest(f"max_tokens_per_pass must be positive: {max_tokens_per_pass}")
@@ -45,8 +57,42 @@ def open_service(
             log.info("computing with %d threads", fastest_threads())
         elif threads is not None:
             torch.set_num_threads(threads)
-        model = load_model(require_model(base_model), base_model, device=device, dtype=dtype)
-        return Engine(model, max_tokens_per_pass=max_tokens_per_pass, disk=disk)
+        model = load_model(
+            require_model(base_model, download), base_model, device=device, dtype=dtype, deterministic=deterministic
+        )
+        return Engine(
+            model,
+            max_tokens_per_pass=max_tokens_per_pass,
+            micro_batch_invariant=micro_batch_invariant,
+            disk=disk,
+        )
 
     folder = Path.home() / ".stovetop" if storage is None else Path(storage)
     return InProcessServiceClient(open_engine, folder, models=known_models, user_metadata=user_metadata)
+
+
+def export_merged(
+    checkpoint: str, folder: str, *, base_model: str | None = None, dtype: str | None = None
+) -> "MergeReport":
+    """Writes the base model with the adapter at `checkpoint` merged into it, a folder that transformers loads.
+
+    `base_model` says where the base lies, if not under the name in the checkpoint. `dtype` None stores each weight as
+    the base does. Everything that cannot be merged is refused before anything is written.
+    """
+    import torch
+
+    from stovetop.engine.adapter_files import read_adapter
+    from stovetop.engine.merge import write_merged
+    from stovetop.engine.model import fingerprint
+    from stovetop.engine.saved_states import describe
+
+    state = describe(Path(checkpoint))
+    base = require_model(base_model or state.base_model)
+    if not base.is_dir():
+        raise InvalidRequest(
+            f"a merged model is written beside the base's own files, which must be safetensors: {base}"
+        )
+    if state.fingerprint not in (None, fingerprint(base)):
+        raise CheckpointError(f"this adapter was trained on {state.base_model!r}, which is not what lies here: {base}")
+    saved = read_adapter(Path(checkpoint), with_optimizer=False, device=torch.device("cpu"))
+    return write_merged(base, saved.weights, Path(folder), dtype=dtype)

@@ -6,6 +6,8 @@
     adapter_config.json         what PEFT needs to load them
     optimizer.safetensors       AdamW's moments and step, in a saved state only
     manifest.json               digests, base model, LoRA config
+
+A folder that PEFT wrote has the first two, and is read as well.
 """
 
 import json
@@ -17,14 +19,12 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
-from stovetop.engine.lora import HEAD, AdapterWeights
+from stovetop.durable import LOCAL_DISK, Disk, read_folder, write_folder
+from stovetop.engine.lora import AdapterWeights, Target
 from stovetop.engine.optim import Moments
+from stovetop.engine.saved_states import CONFIG, OPTIMIZER, TENSORS, describe, is_foreign
+from stovetop.engine.target_names import HEAD, peft_name, split_peft_name
 from stovetop.errors import CheckpointError
-from stovetop.types import LoraConfig
-
-PREFIX = "base_model.model."
-FACTORS = {"A": "lora_A.weight", "B": "lora_B.weight"}
 
 
 class SavedAdapter(NamedTuple):
@@ -43,43 +43,45 @@ def write_adapter(
 ) -> None:
     """`moments` None writes weights alone, for sampling."""
     files = {
-        "adapter_model.safetensors": save({_peft_name(name): _plain(t) for name, t in weights.tensors.items()}),
-        "adapter_config.json": json.dumps(_peft_config(weights, meta["base_model"]), indent=1).encode(),
+        TENSORS: save({_peft_name(name): _plain(t) for name, t in weights.tensors.items()}),
+        CONFIG: json.dumps(_peft_config(weights, meta["base_model"]), indent=1).encode(),
     }
     if moments is not None:
         tensors = {f"mean.{name}": _plain(t) for name, t in moments.mean.items()}
         tensors |= {f"square.{name}": _plain(t) for name, t in moments.square.items()}
-        files["optimizer.safetensors"] = save({**tensors, "step": torch.tensor(moments.step)})
+        files[OPTIMIZER] = save({**tensors, "step": torch.tensor(moments.step)})
     whole = {**meta, "lora": asdict(weights.config), "with_optimizer": moments is not None}
     write_folder(path, files, whole, overwrite=overwrite, disk=disk)
 
 
 def read_adapter(path: Path, *, with_optimizer: bool, device: torch.device) -> SavedAdapter:
     """Without the optimizer the moments are empty, as before a first step."""
-    config = LoraConfig(**read_manifest(path)["lora"])
-    files = read_folder(path)
-    own_names = {_peft_name(f"{name}.{factor}"): f"{name}.{factor}" for name, factor in _names(files)}
-    tensors = {own_names[name]: tensor.to(device) for name, tensor in load(files["adapter_model.safetensors"]).items()}
-    weights = AdapterWeights(config, tensors)
+    lora = describe(path).lora
+    files = {TENSORS: (path / TENSORS).read_bytes()} if is_foreign(path) else read_folder(path)
+    tensors = {_own_name(name): tensor.to(device, torch.float32) for name, tensor in load(files[TENSORS]).items()}
+    weights = AdapterWeights(lora, tensors)
     if not with_optimizer:
         return SavedAdapter(weights, Moments())
-    if "optimizer.safetensors" not in files:
+    if OPTIMIZER not in files:
         raise CheckpointError(f"there is no optimizer beside these weights; use a path of save_state: {path}")
-    optimizer = load(files["optimizer.safetensors"])
+    optimizer = load(files[OPTIMIZER])
     step = int(optimizer.pop("step"))
     return SavedAdapter(
         weights, Moments(step, _under("mean.", optimizer, device), _under("square.", optimizer, device))
     )
 
 
-def _names(files: dict[str, bytes]) -> list[tuple[str, str]]:
-    """(target, factor) of every tensor in the adapter file."""
-    found = []
-    for peft_name in load(files["adapter_model.safetensors"]):
-        for factor, ending in FACTORS.items():
-            if peft_name.endswith(f".{ending}"):
-                found.append((peft_name.removeprefix(PREFIX).removesuffix(f".{ending}"), factor))
-    return found
+def check_fits(weights: AdapterWeights, targets: list[Target], path: Path) -> None:
+    """Every factor has its linear in this base model, with its size."""
+    sizes = {f"{t.name}.A": (weights.config.rank, t.num_inputs) for t in targets}
+    sizes |= {f"{t.name}.B": (t.num_outputs, weights.config.rank) for t in targets}
+    for name, tensor in sorted(weights.tensors.items()):
+        if name not in sizes:
+            raise CheckpointError(
+                f"the base model has no linear {name.rpartition('.')[0]!r} that an adapter may train: {path}"
+            )
+        if tuple(tensor.shape) != sizes[name]:
+            raise CheckpointError(f"{name} is {tuple(tensor.shape)}, the base model needs {sizes[name]}: {path}")
 
 
 def _under(prefix: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -87,9 +89,14 @@ def _under(prefix: str, tensors: dict[str, Tensor], device: torch.device) -> dic
 
 
 def _peft_name(name: str) -> str:
-    """ "model.layers.0.self_attn.q_proj.A" -> "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"."""
     target, _, factor = name.rpartition(".")
-    return f"{PREFIX}{target}.{FACTORS[factor]}"
+    return peft_name(target, factor)
+
+
+def _own_name(name: str) -> str:
+    split = split_peft_name(name)
+    assert split is not None, "a file of ours was written with such names, another's has been checked"
+    return ".".join(split)
 
 
 def _peft_config(weights: AdapterWeights, base_model: str) -> dict[str, Any]:

@@ -23,20 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from stovetop.engine.arithmetic import Arithmetic, How
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.packing import Pack, Segment
 
 NAME = "stovetop"
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """What one layer's attention asks for besides causality."""
-
-    scale: float
-    window: int | None = None  # a row sees this many rows, itself included
-    softcap: float | None = None  # scores s become softcap·tanh(s / softcap)
-    sinks_H: Tensor | None = None  # one more logit per head, which takes weight and brings nothing
 
 
 class AttentionPlan(Protocol):
@@ -84,7 +75,10 @@ class _Bucket:
 class PackedAttention:
     """Attention within a pack. With a cache, keys and values are also kept, for the decoding that follows."""
 
-    def __init__(self, packed: Pack, device: torch.device, store: "CacheWrite | None" = None) -> None:
+    def __init__(
+        self, packed: Pack, arithmetic: Arithmetic, device: torch.device, store: "CacheWrite | None" = None
+    ) -> None:
+        self._arithmetic = arithmetic
         self._buckets = _buckets(packed.segments, device)
         self._num_tokens = packed.num_tokens
         self._store = store
@@ -95,11 +89,12 @@ class PackedAttention:
         pieces, rows = [], []
         for bucket in self._buckets:
             query_SHQD = query_HND[:, bucket.query_SQ].transpose(0, 1)
-            key_SGLD = key_GND[:, bucket.key_SL].transpose(0, 1)
-            value_SGLD = value_GND[:, bucket.key_SL].transpose(0, 1)
             num_queries, num_keys = bucket.query_SQ.shape[1], bucket.key_SL.shape[1]
+            padding = (0, 0, 0, -num_keys % self._arithmetic.key_multiple)
+            key_SGLD = F.pad(key_GND[:, bucket.key_SL].transpose(0, 1), padding)
+            value_SGLD = F.pad(value_GND[:, bucket.key_SL].transpose(0, 1), padding)
             position_Q = torch.arange(num_keys - num_queries, num_keys, device=query_HND.device)
-            out_SHQD = _attention(query_SHQD, key_SGLD, value_SGLD, position_Q[None], how)
+            out_SHQD = self._arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, position_Q[None], how)
             pieces.append(out_SHQD.transpose(1, 2).flatten(0, 1))
             rows.append(bucket.query_SQ.flatten())
         if len(pieces) == 1:
@@ -111,17 +106,20 @@ class PackedAttention:
 class CachedAttention:
     """One new token in each of the first `S` slots: its key and value enter the cache, its query sees the slot."""
 
-    def __init__(self, cache: KVCache, positions_S: Tensor) -> None:
+    def __init__(self, cache: KVCache, arithmetic: Arithmetic, positions_S: Tensor) -> None:
+        self._arithmetic = arithmetic
         self._cache = cache
         self._positions_S = positions_S
         self._slots_S = torch.arange(len(positions_S), device=positions_S.device)
-        self._num_keys = int(positions_S.max()) + 1
+        num_keys = int(positions_S.max()) + 1
+        self._num_keys = num_keys + -num_keys % arithmetic.key_multiple
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
         self._cache.write(layer, self._slots_S, self._positions_S, key_GND, value_GND)
         key_SGLD, value_SGLD = self._cache.read(layer, len(self._slots_S), self._num_keys)
         query_SHQD = query_HND.transpose(0, 1)[:, :, None]
-        return _attention(query_SHQD, key_SGLD, value_SGLD, self._positions_S[:, None], how)[:, :, 0]
+        out_SHQD = self._arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, self._positions_S[:, None], how)
+        return out_SHQD[:, :, 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,52 +146,3 @@ def _buckets(segments: list[Segment], device: torch.device) -> list[_Bucket]:
         )
         for alike in by_shape.values()
     ]
-
-
-# ---- the arithmetic --------------------------------------------------------------------------------------------------
-
-
-def _attention(query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How) -> Tensor:
-    """Row q of call s sees keys 0..position_SQ[s, q], or as many of the last of them as the window lets it.
-
-    `position_SQ` may have a first dimension of 1."""
-    num_queries, num_keys = query_SHQD.shape[2], key_SGLD.shape[2]
-    plain = how.softcap is None and how.sinks_H is None
-    starts_at_zero = position_SQ.shape[0] == 1 and num_queries == num_keys
-    if plain and starts_at_zero and (how.window is None or how.window >= num_keys):
-        return _sdpa(query_SHQD, key_SGLD, value_SGLD, None, how.scale, is_causal=True)
-    seen_SQL = _seen(position_SQ, num_keys, how.window)
-    if plain:
-        return _sdpa(query_SHQD, key_SGLD, value_SGLD, seen_SQL[:, None], how.scale, is_causal=False)
-    return _spelled_out(query_SHQD, key_SGLD, value_SGLD, seen_SQL[:, None], how)
-
-
-def _seen(position_SQ: Tensor, num_keys: int, window: int | None) -> Tensor:
-    key_L = torch.arange(num_keys, device=position_SQ.device)
-    seen_SQL = key_L <= position_SQ[..., None]
-    return seen_SQL if window is None else seen_SQL & (key_L > position_SQ[..., None] - window)
-
-
-def _sdpa(
-    query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, mask: Tensor | None, scale: float, is_causal: bool
-) -> Tensor:
-    grouped = query_SHQD.shape[1] != key_SGLD.shape[1]
-    return F.scaled_dot_product_attention(
-        query_SHQD, key_SGLD, value_SGLD, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
-    )
-
-
-def _spelled_out(query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, seen_S1QL: Tensor, how: How) -> Tensor:
-    """For what the fused kernels cannot do: soft-capped scores (Gemma 2) and sinks (gpt-oss)."""
-    repeats = query_SHQD.shape[1] // key_SGLD.shape[1]
-    key_SHLD = key_SGLD.repeat_interleave(repeats, 1)
-    value_SHLD = value_SGLD.repeat_interleave(repeats, 1)
-    scores_SHQL = (query_SHQD @ key_SHLD.transpose(-1, -2)) * how.scale
-    if how.softcap is not None:
-        scores_SHQL = how.softcap * torch.tanh(scores_SHQL / how.softcap)
-    scores_SHQL = scores_SHQL.float().masked_fill(~seen_S1QL, float("-inf"))
-    if how.sinks_H is not None:
-        sinks_SHQ1 = how.sinks_H.float().view(1, -1, 1, 1).expand(*scores_SHQL.shape[:-1], 1)
-        scores_SHQL = torch.cat([scores_SHQL, sinks_SHQ1], -1)
-    weights_SHQL = scores_SHQL.softmax(-1)[..., : key_SHLD.shape[2]]
-    return weights_SHQL.to(value_SHLD.dtype) @ value_SHLD

@@ -9,12 +9,13 @@ how samples are drawn in `sampler.py`, what runs when in `scheduler.py`.
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, assert_never
 
 from stovetop.client import Tokenizer
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
-from stovetop.engine.adapter_files import read_adapter, write_adapter
+from stovetop.engine.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
 from stovetop.engine.lora import chosen, initial_weights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.sampler import Sampler
@@ -27,9 +28,16 @@ from stovetop.losses import ModelLimits
 class Engine:
     """See `ops.Engine`."""
 
-    def __init__(self, model: BaseModel, *, max_tokens_per_pass: int = 4096, disk: Disk = LOCAL_DISK) -> None:
+    def __init__(
+        self,
+        model: BaseModel,
+        *,
+        max_tokens_per_pass: int = 4096,
+        micro_batch_invariant: bool = False,
+        disk: Disk = LOCAL_DISK,
+    ) -> None:
         self._model = model
-        self._trainer = Trainer(model, max_tokens_per_pass)
+        self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         self._sampler = Sampler(model)
         self._scheduler = Scheduler()
         self._numbers = itertools.count(1)
@@ -81,8 +89,7 @@ class Engine:
                 targets = chosen(config, self._model.targets, self._model.untrainable)
                 return Adapter(initial_weights(config, targets, self._model.device))
             case ops.LoadAdapter(path, with_optimizer):
-                saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
-                return Adapter(saved.weights, saved.moments)
+                return Adapter(*self._read(path, with_optimizer))
             case ops.Forward(adapter, data, loss):
                 return self._trainer.forward(adapter, data, loss)
             case ops.ForwardBackward(adapter, data, loss):
@@ -95,15 +102,20 @@ class Engine:
                 moments = adapter.moments if with_optimizer else None
                 return write_adapter(path, adapter.weights, moments, meta, overwrite=overwrite, disk=self._disk)
             case ops.RestoreAdapter(adapter, path, with_optimizer):
-                return adapter.restore(*read_adapter(path, with_optimizer=with_optimizer, device=self._model.device))
+                return adapter.restore(*self._read(path, with_optimizer))
             case ops.Freeze(adapter):
                 return adapter.weights
             case ops.LoadWeights(path):
-                return read_adapter(path, with_optimizer=False, device=self._model.device).weights
+                return self._read(path, with_optimizer=False).weights
             case ops.Sample() | ops.ComputeLogprobs():
                 raise AssertionError("sampling goes to the sampler")
             case _:
                 assert_never(op)
+
+    def _read(self, path: Path, with_optimizer: bool) -> SavedAdapter:
+        saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
+        check_fits(saved.weights, self._model.targets, path)
+        return saved
 
     def _guarded(self, adapter: Adapter, run: Callable[[], Any]) -> Any:
         """A failed forward_backward is remembered: the optim_step after it must not go on with half a gradient."""

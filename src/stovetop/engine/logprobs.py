@@ -8,30 +8,47 @@ asked is a list of pairs (row, token); rows whose pairs all have gradient zero a
 Shapes: `N` rows, `E` hidden size, `V` vocabulary, `P` pairs, `C` rows of one chunk, `R` rank of an adapter of the head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from stovetop.engine.arithmetic import Arithmetic, Fast
 
 CHUNK_BYTES = 128 * 2**20  # size of the float32 logits that exist at one time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """The output projection, with the factors of one adapter if it trains the head."""
+    """The output projection, with the factors of one adapter if it trains the head. Some models bend its outputs z:
+    logits = softcap·tanh(multiplier·z / softcap)."""
 
     weight_VE: Tensor
     bias_V: Tensor | None = None
     lora: tuple[Tensor, Tensor, float] | None = None  # A (R, E), B (V, R), scale
+    arithmetic: Arithmetic = field(default_factory=Fast)
+    multiplier: float = 1.0
+    softcap: float | None = None
 
     def logits(self, hidden_CE: Tensor) -> Tensor:
         """Logits (C, V) in at least float32."""
-        logits_CV = torch.nn.functional.linear(hidden_CE, self.weight_VE, self.bias_V).to(_precision(hidden_CE))
+        logits_CV = self.arithmetic.linear(hidden_CE, self.weight_VE, self.bias_V).to(_precision(hidden_CE))
         if self.lora is not None:
             a_RE, b_VR, scale = self.lora
-            logits_CV += ((hidden_CE.to(a_RE.dtype) @ a_RE.t()) * scale) @ b_VR.t()
+            thin_CR = self.arithmetic.linear(hidden_CE.to(a_RE.dtype), a_RE) * scale
+            logits_CV += self.arithmetic.linear(thin_CR, b_VR)
+        if self.multiplier != 1.0:
+            logits_CV *= self.multiplier
+        if self.softcap is not None:
+            logits_CV = logits_CV.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_CV
+
+    def d_outputs(self, d_logits_CV: Tensor, logits_CV: Tensor) -> Tensor:
+        """The gradient of the projection's outputs from that of the logits, which it takes over."""
+        if self.softcap is not None:  # tanh' = 1 - tanh²
+            d_logits_CV.mul_(1 - (logits_CV / self.softcap).square_())
+        return d_logits_CV.mul_(self.multiplier) if self.multiplier != 1.0 else d_logits_CV
 
 
 def _precision(hidden: Tensor) -> torch.dtype:
@@ -42,11 +59,9 @@ def _precision(hidden: Tensor) -> torch.dtype:
 def pair_logprobs(head: Head, hidden_NE: Tensor, rows_P: Tensor, targets_P: Tensor, temperature: float = 1.0) -> Tensor:
     """log softmax(logits(row) / temperature)[target] for each pair, (P,) float32. Differentiable in the hidden states
     and in the factors of the head's adapter."""
-    a_RE, b_VR, scale = head.lora or (None, None, 0.0)
+    a_RE, b_VR, _ = head.lora or (None, None, 0.0)
     order_P = torch.argsort(rows_P, stable=True)
-    sorted_P = _PairLogprobs.apply(
-        hidden_NE, a_RE, b_VR, scale, head.weight_VE, head.bias_V, rows_P[order_P], targets_P[order_P], temperature
-    )
+    sorted_P = _PairLogprobs.apply(hidden_NE, a_RE, b_VR, head, rows_P[order_P], targets_P[order_P], temperature)
     return torch.empty_like(sorted_P).index_copy(0, order_P, sorted_P)
 
 
@@ -75,17 +90,13 @@ class _PairLogprobs(torch.autograd.Function):
         hidden_NE: Tensor,
         a_RE: Tensor | None,
         b_VR: Tensor | None,
-        scale: float,
-        weight_VE: Tensor,
-        bias_V: Tensor | None,
+        head: Head,
         rows_P: Tensor,
         targets_P: Tensor,
         temperature: float,
     ) -> Tensor:
-        lora = None if a_RE is None or b_VR is None else (a_RE, b_VR, scale)
-        head = Head(weight_VE, bias_V, lora)
         out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
-        for rows_C, place_P, pairs in _chunks(rows_P, weight_VE.shape[0]):
+        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE.shape[0]):
             logprobs_CV = (head.logits(hidden_NE[rows_C]) / temperature).log_softmax(-1)
             out_P[pairs] = logprobs_CV[place_P, targets_P[pairs]]
         ctx.save_for_backward(hidden_NE, a_RE, b_VR, rows_P, targets_P)
@@ -103,8 +114,9 @@ class _PairLogprobs(torch.autograd.Function):
         rows_P, targets_P, grad_P = rows_P[live_P], targets_P[live_P], grad_P[live_P]
         for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE.shape[0]) if len(rows_P) else []:
             hidden_CE, grad_p = hidden_NE[rows_C], grad_P[pairs]
-            d_logits_CV = _d_logits(head.logits(hidden_CE) / ctx.temperature, place_P, targets_P[pairs], grad_p)
-            d_logits_CV /= ctx.temperature
+            logits_CV = head.logits(hidden_CE)
+            d_logits_CV = _d_logits(logits_CV, place_P, targets_P[pairs], grad_p, ctx.temperature)
+            d_logits_CV = head.d_outputs(d_logits_CV, logits_CV)
             if d_hidden_NE is not None:
                 d_hidden_CE = d_logits_CV.to(head.weight_VE.dtype) @ head.weight_VE
             if head.lora is not None:
@@ -117,13 +129,15 @@ class _PairLogprobs(torch.autograd.Function):
                     d_b_VR += d_logits_CV.t() @ ((hidden_CE.to(a_RE.dtype) @ a_RE.t()) * head.lora[2])
             if d_hidden_NE is not None:
                 d_hidden_NE[rows_C] = d_hidden_CE
-        return d_hidden_NE, d_a_RE, d_b_VR, None, None, None, None, None, None
+        return d_hidden_NE, d_a_RE, d_b_VR, None, None, None, None
 
 
-def _d_logits(logits_CV: Tensor, place_P: Tensor, targets_P: Tensor, grad_P: Tensor) -> Tensor:
+def _d_logits(logits_CV: Tensor, place_P: Tensor, targets_P: Tensor, grad_P: Tensor, temperature: float) -> Tensor:
     """d Σ grad·logprob / d logits: each pair adds its gradient at its target and takes it back along the softmax."""
+    grad_P = grad_P / temperature
     total_C = torch.zeros(len(logits_CV), dtype=grad_P.dtype, device=logits_CV.device).index_add_(0, place_P, grad_P)
-    d_logits_CV = logits_CV.softmax(-1).mul_(-total_C[:, None])
+    scaled_CV = logits_CV if temperature == 1.0 else logits_CV / temperature
+    d_logits_CV = scaled_CV.softmax(-1).mul_(-total_C[:, None])
     return d_logits_CV.index_put_((place_P, targets_P), grad_P, accumulate=True)
 
 

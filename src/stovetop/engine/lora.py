@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stovetop.engine.arithmetic import Arithmetic
+from stovetop.engine.target_names import Part, part_of
 from stovetop.errors import InvalidRequest
 from stovetop.types import LoraConfig
-
-HEAD = "lm_head"  # name of the output head among the targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Target:
     """A linear that an adapter may train."""
 
     name: str  # the module's path in the base model
-    part: str  # "attn", "mlp" or "unembed"
+    part: Part
     num_inputs: int
     num_outputs: int
 
@@ -102,18 +101,19 @@ class Routing:
 class LoraLinear(nn.Module):
     """A frozen linear and whatever adapters the current routing brings."""
 
-    def __init__(self, base: nn.Linear, name: str, routing: Routing) -> None:
+    def __init__(self, base: nn.Linear, name: str, routing: Routing, arithmetic: Arithmetic) -> None:
         super().__init__()
+        self.arithmetic = arithmetic
         self.base = base
         self.name = name
         self.routing = routing
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.linear(x, self.base.weight, self.base.bias)
+        out = self.arithmetic.linear(x, self.base.weight, self.base.bias)
         for part in self.routing.parts:
             factors = factors_of(part.adapter, self.name)
             if factors is not None:
-                out = add_rows(out, part.rows_M, lambda rows, f=factors: low_rank(rows, *f), x)
+                out = _plus_low_rank(out, x, part.rows_M, factors, self.arithmetic)
         return out
 
 
@@ -124,27 +124,29 @@ def factors_of(adapter: AdapterWeights, name: str) -> tuple[Tensor, Tensor, floa
     return adapter.tensors[f"{name}.A"], adapter.tensors[f"{name}.B"], adapter.scale
 
 
-def add_rows(out: Tensor, rows_M: Tensor | None, delta: Any, x: Tensor) -> Tensor:
-    """`out` plus `delta(x)`, on some rows (dimension -2) or on all."""
+def _plus_low_rank(
+    out: Tensor, x: Tensor, rows_M: Tensor | None, factors: tuple[Tensor, Tensor, float], arithmetic: Arithmetic
+) -> Tensor:
+    """`out` plus the low-rank product of `x`, on some rows (dimension -2) or on all."""
     if rows_M is None:
-        return out + delta(x)
-    return out.index_add(-2, rows_M, delta(x.index_select(-2, rows_M)))
+        return out + low_rank(x, *factors, arithmetic=arithmetic)
+    return out.index_add(-2, rows_M, low_rank(x.index_select(-2, rows_M), *factors, arithmetic=arithmetic))
 
 
-def low_rank(x: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
+def low_rank(x: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float, *, arithmetic: Arithmetic) -> Tensor:
     """scale·(x·Aᵀ)·Bᵀ, computed in float32 and returned in the dtype of x."""
-    return _LowRank.apply(x, a_RI, b_OR, scale)
+    return _LowRank.apply(x, a_RI, b_OR, scale, arithmetic)
 
 
 class _LowRank(torch.autograd.Function):
     """Written out so that only x, as it is, and the thin x·Aᵀ are kept for the backward pass: no float32 copy of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
-        thin_R = x.to(a_RI.dtype) @ a_RI.t()
+    def forward(ctx: Any, x: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float, arithmetic: Arithmetic) -> Tensor:
+        thin_R = arithmetic.linear(x.to(a_RI.dtype), a_RI)
         ctx.save_for_backward(x, thin_R, a_RI, b_OR)
         ctx.scale = scale
-        return ((thin_R * scale) @ b_OR.t()).to(x.dtype)
+        return arithmetic.linear(thin_R * scale, b_OR).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -154,22 +156,21 @@ class _LowRank(torch.autograd.Function):
         db_OR = (dy_NO.t() @ thin_R.flatten(0, -2)) * ctx.scale if ctx.needs_input_grad[2] else None
         da_RI = d_thin_NR.t() @ x.flatten(0, -2).to(a_RI.dtype) if ctx.needs_input_grad[1] else None
         dx = (d_thin_NR @ a_RI).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return dx, da_RI, db_OR, None
+        return dx, da_RI, db_OR, None, None
 
 
 # ---- finding and wrapping --------------------------------------------------------------------------------------------
 
 
-def find_targets(trunk: nn.Module, prefix: str) -> Mapping[str, tuple[nn.Linear, str]]:
-    """Every linear inside the decoder layers with the part it belongs to. Routers of experts are left alone: they are
-    no projection, and training them is not what `train_mlp` means."""
+def find_targets(trunk: nn.Module, prefix: str) -> Mapping[str, nn.Linear]:
+    """Every linear inside the decoder layers. Routers of experts are left alone: they are no projection, and training
+    them is not what `train_mlp` means."""
     found = {}
     for name, module in trunk.named_modules():
         pieces = name.split(".")
         if not isinstance(module, nn.Linear) or "layers" not in pieces or pieces[-1] in ("gate", "router"):
             continue
-        is_attention = any("attn" in piece or "attention" in piece for piece in pieces)
-        found[f"{prefix}{name}"] = (module, "attn" if is_attention else "mlp")
+        found[f"{prefix}{name}"] = module
     return found
 
 
@@ -182,11 +183,11 @@ def untrainable_parts(trunk: nn.Module) -> dict[str, str]:
     return {}
 
 
-def wrap(trunk: nn.Module, prefix: str, routing: Routing) -> list[Target]:
+def wrap(trunk: nn.Module, prefix: str, routing: Routing, arithmetic: Arithmetic) -> list[Target]:
     """Puts a `LoraLinear` in the place of every target and returns them in the model's order."""
     targets = []
-    for full_name, (linear, part) in find_targets(trunk, prefix).items():
+    for full_name, linear in find_targets(trunk, prefix).items():
         parent_name, _, child = full_name.removeprefix(prefix).rpartition(".")
-        setattr(trunk.get_submodule(parent_name), child, LoraLinear(linear, full_name, routing))
-        targets.append(Target(full_name, part, linear.in_features, linear.out_features))
+        setattr(trunk.get_submodule(parent_name), child, LoraLinear(linear, full_name, routing, arithmetic))
+        targets.append(Target(full_name, part_of(full_name), linear.in_features, linear.out_features))
     return targets

@@ -10,21 +10,39 @@ Shapes: `N` packed tokens, `E` hidden size, `V` vocabulary.
 
 import hashlib
 import json
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from stovetop.client import Tokenizer
-from stovetop.engine.attention import NAME, AttentionPlan, How, PackedAttention
+from stovetop.engine import exactness
+from stovetop.engine.arithmetic import Arithmetic, Fast, How, RowExact
+from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
 from stovetop.engine.logprobs import Head
-from stovetop.engine.lora import HEAD, AdapterWeights, Routing, Rows, Target, factors_of, untrainable_parts, wrap
+from stovetop.engine.lora import (
+    AdapterWeights,
+    LoraLinear,
+    Routing,
+    Rows,
+    Target,
+    factors_of,
+    untrainable_parts,
+    wrap,
+)
 from stovetop.engine.packing import Pack, pack
+from stovetop.engine.target_names import HEAD
 from stovetop.errors import InvalidRequest
+from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_model, load_gguf_tokenizer
 from stovetop.losses import ModelLimits
 
+log = logging.getLogger(__name__)
+
+NUM_PIECES, PIECE_BYTES = 256, 4096  # of a weight file, for its fingerprint
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -43,7 +61,10 @@ class BaseModel:
     trunk: nn.Module
     weight_VE: Tensor
     bias_V: Tensor | None
+    multiplier: float  # of the head's outputs
+    softcap: float | None  # of the logits
     routing: Routing
+    arithmetic: Arithmetic
 
     def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: list[Rows]) -> Tensor:
         """(N, E) after the last norm: what the head reads."""
@@ -55,24 +76,45 @@ class BaseModel:
 
     def head(self, adapter: AdapterWeights | None) -> Head:
         factors = None if adapter is None else factors_of(adapter, HEAD)
-        return Head(self.weight_VE, self.bias_V, factors)
+        return Head(self.weight_VE, self.bias_V, factors, self.arithmetic, self.multiplier, self.softcap)
 
 
-def load_model(folder: Path, name: str, *, device: str = "cpu", dtype: str = "float32") -> BaseModel:
-    """The model in `folder` (config.json, safetensors, tokenizer), refused by `name` if we would not run it exactly."""
+def load_model(
+    folder: Path, name: str, *, device: str = "cpu", dtype: str = "float32", deterministic: bool | None = None
+) -> BaseModel:
+    """The model in `folder` (config.json, safetensors, tokenizer) or GGUF file, refused by `name` if we would not run it
+    exactly."""
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}: {dtype!r}")
-    _refuse_other_mixers(name, AutoConfig.from_pretrained(folder))  # before gigabytes are read
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="eager")
-    tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer_config.json").exists() else None
-    return adopt(model, name, fingerprint=fingerprint(folder), tokenizer=tokenizer, device=device)
+    in_gguf = is_gguf(folder)
+    config = load_gguf_config(folder) if in_gguf else AutoConfig.from_pretrained(folder)
+    _refuse_other_mixers(name, config)  # before gigabytes are read
+    options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": "eager"}
+    if in_gguf:
+        model = load_gguf_model(folder, **options)
+        tokenizer = load_gguf_tokenizer(folder, model.config)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+        tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer_config.json").exists() else None
+    mark = fingerprint(folder)
+    return adopt(model, name, fingerprint=mark, tokenizer=tokenizer, device=device, deterministic=deterministic)
 
 
 def adopt(
-    model: PreTrainedModel, name: str, *, fingerprint: str, tokenizer: Tokenizer | None = None, device: str = "cpu"
+    model: PreTrainedModel,
+    name: str,
+    *,
+    fingerprint: str,
+    tokenizer: Tokenizer | None = None,
+    device: str = "cpu",
+    deterministic: bool | None = None,
 ) -> BaseModel:
     """A base model out of one of the library, which must have been made with `attn_implementation="eager"`. It is
-    taken over: its linears are wrapped, its weights frozen."""
+    taken over: its linears are wrapped, its weights frozen.
+
+    `deterministic` asks for the row-exact arithmetic: True refuses a model or machine on which it does not hold, None
+    takes it where it holds, False leaves it.
+    """
     _refuse_other_mixers(name, model.config)
     model.eval().requires_grad_(False)
     model.to(device)  # pyright: ignore[reportArgumentType]  a decorator of the library hides the signature
@@ -81,40 +123,73 @@ def adopt(
     with torch.no_grad():
         expected = [model(torch.tensor([tokens], device=device), use_cache=False).logits[0] for tokens in probe]
     model.set_attn_implementation(NAME)
+    wanted = deterministic is not False
+    obstacle = exactness.obstacle(model, config, torch.device(device), expected[0].dtype) if wanted else "not asked for"
+    if obstacle is None:
+        exactness.prepare(model, config.max_position_embeddings)
+    base = _wrapped(model, name, fingerprint, tokenizer, Fast() if obstacle else RowExact())
+    _check_against_library(base, probe, expected)
+    obstacle = obstacle or exactness.obstacle_found(base)
+    if obstacle and deterministic:
+        raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")
+    if obstacle and wanted:
+        log.info("base model %r runs without bit-equal sampler and trainer: %s", name, obstacle)
+    return _with_arithmetic(base, Fast()) if obstacle else base
+
+
+def _wrapped(
+    model: PreTrainedModel, name: str, fingerprint: str, tokenizer: Tokenizer | None, arithmetic: Arithmetic
+) -> BaseModel:
+    config = model.config.get_text_config()
     trunk, head, routing = model.base_model, model.get_output_embeddings(), Routing()
     if head is None:
         raise InvalidRequest(f"base model {name!r} has no output head, so it is no causal language model")
-    targets = wrap(trunk, f"{model.base_model_prefix}.", routing)
+    targets = wrap(trunk, f"{model.base_model_prefix}.", routing, arithmetic)
     targets.append(Target(HEAD, "unembed", head.weight.shape[1], head.weight.shape[0]))
-    base = BaseModel(
+    return BaseModel(
         limits=ModelLimits(name, head.weight.shape[0], config.max_position_embeddings),
         fingerprint=fingerprint,
         targets=targets,
         untrainable=untrainable_parts(trunk),
-        device=torch.device(device),
+        device=head.weight.device,
         num_layers=config.num_hidden_layers,
         stop_tokens=_stop_tokens(model, tokenizer),
         tokenizer=tokenizer,
         trunk=trunk,
         weight_VE=head.weight,
         bias_V=getattr(head, "bias", None),
+        multiplier=_multiplier(config),
+        softcap=getattr(config, "final_logit_softcapping", None),
         routing=routing,
+        arithmetic=arithmetic,
     )
-    _check_against_library(base, probe, expected)
-    return base
 
 
-def fingerprint(folder: Path) -> str:
-    """Tells models apart by content, cheaply: the config, and the size and first megabyte of every weight file."""
+def _with_arithmetic(base: BaseModel, arithmetic: Arithmetic) -> BaseModel:
+    for module in base.trunk.modules():
+        if isinstance(module, LoraLinear):
+            module.arithmetic = arithmetic
+    return replace(base, arithmetic=arithmetic)
+
+
+def fingerprint(model: Path) -> str:
+    """Tells models apart by content, cheaply: the config, and of every weight file its size and pieces from all over it
+    (a model that was trained further may differ in some layers only)."""
     digest = hashlib.sha256()
-    config = json.loads((folder / "config.json").read_text())
-    for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
-        config.pop(key, None)
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
+    files = [model]
+    if model.is_dir():
+        config = json.loads((model / "config.json").read_text())
+        for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
+            config.pop(key, None)
+        digest.update(json.dumps(config, sort_keys=True).encode())
+        files = sorted(model.glob("*.safetensors"))
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name if model.is_dir() else 'gguf'} {size}".encode())
         with path.open("rb") as file:
-            digest.update(file.read(2**20))
+            for piece in range(NUM_PIECES):
+                file.seek(size * piece // NUM_PIECES)
+                digest.update(file.read(PIECE_BYTES))
     return digest.hexdigest()[:16]
 
 
@@ -124,6 +199,11 @@ def _stop_tokens(model: PreTrainedModel, tokenizer: Tokenizer | None) -> frozens
     tokens = [configured] if isinstance(configured, int) else list(configured or [])
     own = None if tokenizer is None else tokenizer.eos_token_id
     return frozenset(tokens if own is None else [*tokens, own])
+
+
+def _multiplier(config) -> float:
+    """What the library multiplies the head's outputs by (Cohere), or divides them by (Granite)."""
+    return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -165,7 +245,7 @@ class _Counting:
 @torch.no_grad()
 def _check_against_library(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> None:
     packed = pack(probe)
-    plan = _Counting(PackedAttention(packed, base.device))
+    plan = _Counting(PackedAttention(packed, base.arithmetic, base.device))
     name = base.limits.name
     try:
         hidden_NE = base.hidden_states(packed, plan, [])

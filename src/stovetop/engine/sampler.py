@@ -139,7 +139,9 @@ class Sampler:
             return []
         packed = pack([request.prompt for request in requests], share_prefixes=False)
         first_slots = self._slots_for(requests)
-        plan = PackedAttention(packed, self._model.device, self._cache_write(packed, requests, first_slots))
+        plan = PackedAttention(
+            packed, self._model.arithmetic, self._model.device, self._cache_write(packed, requests, first_slots)
+        )
         hidden_NE = self._model.hidden_states(packed, plan, self._parts([r.weights for r in requests], packed.leaves))
         for index, request in enumerate(requests):
             self._score_prompt(request, hidden_NE[packed.rows_of(index)])
@@ -209,7 +211,7 @@ class Sampler:
         self._cache.reserve(count, max(positions) + 1)
         singles = [Segment(row, 1) for row in range(count)]
         step = Pack([sequence.tokens[-1] for sequence in sequences], positions, singles, singles)
-        plan = CachedAttention(self._cache, torch.tensor(positions, device=self._model.device))
+        plan = CachedAttention(self._cache, self._model.arithmetic, torch.tensor(positions, device=self._model.device))
         hidden_SE = self._model.hidden_states(step, plan, self._parts([s.request.weights for s in sequences], singles))
         return self._extend(sequences, hidden_SE)
 

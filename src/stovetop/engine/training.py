@@ -2,7 +2,8 @@
 """Forward, backward and the state of one adapter: what the training verbs do, on checked input.
 
 Datums are packed in passes of a bounded number of tokens, in the order they came. The losses of a pass are summed, so
-its gradient adds to the earlier ones and the cut into passes changes nothing but rounding.
+its gradient adds to the earlier ones and the cut into passes changes nothing but rounding; with one datum a pass and
+the row-exact arithmetic, not even that: then any split over passes and calls gives the same bits.
 
 Shapes: `N` tokens of one datum, `K` targets per position, `P` pairs (row, target) of a pass.
 """
@@ -87,14 +88,13 @@ class Trainer:
         return _output(logprobs, {"loss:sum": total})
 
     def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: Loss) -> ForwardBackwardOutput:
-        total, logprobs, gathered = 0.0, [], {}
+        total, logprobs = 0.0, []
         for part in self._passes(data):
             scored = self._score(_leaves(adapter.weights), part, temperature_of(loss))
             part_loss = _total_loss(loss, part, scored.logprobs)
-            gathered = _sum(gathered, _gradients(part_loss, scored.leaves))
+            adapter.gradients = _sum(adapter.gradients, _gradients(part_loss, scored.leaves))
             total += part_loss.item()
             logprobs += [tensor.detach() for tensor in scored.logprobs]
-        adapter.gradients = _sum(adapter.gradients, gathered)
         return _output(logprobs, {"loss:sum": total})
 
     def forward_backward_custom(
@@ -124,7 +124,7 @@ class Trainer:
     def _score(self, weights: AdapterWeights, data: Sequence[Datum], temperature: float) -> _Scored:
         """One packed pass: hidden states of every token once, then the log-probability of every target."""
         packed = pack([datum.model_input.to_ints() for datum in data])
-        plan = PackedAttention(packed, self._model.device)
+        plan = PackedAttention(packed, self._model.arithmetic, self._model.device)
         hidden_NE = self._model.hidden_states(packed, plan, [Rows(weights)])
         rows, targets, shapes = [], [], []
         for index, datum in enumerate(data):

@@ -32,9 +32,7 @@ from stovetop.runs import BehaviorIfExists, open_run
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    dataset: str = (
-        "sample:arithmetic"  # FILE.jsonl with {"question" or "messages": ..., "answer": ...} a line, or likewise
-    )
+    dataset: str = "sample:arithmetic"  # FILE.jsonl with "question" or "messages", and "answer"; sample:NAME; a hub id
     test_dataset: str | None = None  # held-out problems, likewise; None: test_size problems of the dataset
     test_size: int = 32  # problems held out of the dataset when there is no test_dataset; 0: none
     model_name: str = "smollm2"  # a folder, or a fetched model

@@ -1,0 +1,125 @@
+# pyright: basic
+"""What a saved adapter says of itself, read without loading it: our own manifest, or the config of a PEFT folder that
+somebody else wrote. No torch. What does not fit is refused here by name; the tensors are read in `adapter_files.py`.
+
+A PEFT adapter is taken over as it is: it may train some projections of a part and not others (q_proj and v_proj, say),
+and goes on training just these.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from stovetop.durable import MANIFEST, read_manifest
+from stovetop.engine.target_names import part_of, split_peft_name
+from stovetop.errors import CheckpointError, TornCheckpoint
+from stovetop.types import LoraConfig
+
+TENSORS, CONFIG, OPTIMIZER = "adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"
+
+_UNDERSTOOD = {"peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "target_modules"}
+_WITHOUT_EFFECT = {  # on what a finished adapter computes; which linears it has, its tensors tell
+    "auto_mapping",
+    "corda_config",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",  # off when sampling; we train without
+    "lora_ga_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+}
+_NEUTRAL = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal")}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """Enough to make a client for it."""
+
+    base_model: str
+    fingerprint: str | None  # of the base model; None where the folder does not say
+    lora: LoraConfig
+    with_optimizer: bool
+
+
+def describe(path: Path) -> SavedState:
+    """The state at `path`, which is a folder of ours or of PEFT."""
+    if is_foreign(path):
+        return _describe_peft(path)
+    manifest = read_manifest(path)
+    lora = LoraConfig(**manifest["lora"])
+    return SavedState(manifest["base_model"], manifest["fingerprint"], lora, manifest["with_optimizer"])
+
+
+def is_foreign(path: Path) -> bool:
+    """A PEFT folder without our manifest. One that holds our optimizer has lost it, and is torn."""
+    return (path / CONFIG).is_file() and not (path / MANIFEST).exists() and not (path / OPTIMIZER).exists()
+
+
+def _describe_peft(path: Path) -> SavedState:
+    config = _checked_config(path)
+    rank = config["r"]
+    targets = _targets(path, rank)
+    parts = {part_of(target) for target in targets}
+    lora = LoraConfig(
+        rank=rank,
+        alpha=config["lora_alpha"] * (rank**0.5 if config.get("use_rslora") else 1.0),  # which divides by sqrt(rank)
+        train_attn="attn" in parts,
+        train_mlp="mlp" in parts,
+        train_unembed="unembed" in parts,
+    )
+    return SavedState(config.get("base_model_name_or_path") or "", None, lora, with_optimizer=False)
+
+
+def _checked_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((path / CONFIG).read_bytes())
+    except ValueError as error:
+        raise TornCheckpoint(f"{CONFIG} of the adapter is not JSON: {path}") from error
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"only adapters of peft_type LORA can be taken over, not {config.get('peft_type')!r}: {path}"
+        )
+    for name, value in config.items():
+        if name in _UNDERSTOOD | _WITHOUT_EFFECT or value in _NEUTRAL.get(name, ()):
+            continue
+        if value or name in _NEUTRAL:
+            raise CheckpointError(
+                f"this PEFT adapter uses {name}={value!r}, which we do not; merge it into its base model with PEFT "
+                f"(merge_and_unload) and start from that: {path}"
+            )
+    return config
+
+
+def _targets(path: Path, rank: int) -> set[str]:
+    """The linears that the file has factors for, all of them of this rank."""
+    if not (path / TENSORS).is_file():
+        raise CheckpointError(f"the adapter has no {TENSORS}; save it with safe_serialization=True: {path}")
+    found: dict[str, set[str]] = {}
+    try:
+        with safe_open(path / TENSORS, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118  a file is no mapping
+                split = split_peft_name(name)
+                if split is None:
+                    raise CheckpointError(f"the adapter holds a tensor that is no factor of a linear, {name!r}: {path}")
+                target, factor = split
+                found.setdefault(target, set()).add(factor)
+                shape = file.get_slice(name).get_shape()
+                if shape[0 if factor == "A" else 1] != rank:
+                    raise CheckpointError(f"r is {rank} in {CONFIG}, but {name} is {shape}: {path}")
+    except SafetensorError as error:
+        raise TornCheckpoint(f"{TENSORS} of the adapter is damaged ({error}): {path}") from error
+    halves = sorted(target for target, factors in found.items() if len(factors) < 2)
+    if halves or not found:
+        raise TornCheckpoint(f"the adapter has one factor of two for {halves or 'no linear at all'}: {path}")
+    return set(found)

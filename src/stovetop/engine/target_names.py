@@ -1,0 +1,31 @@
+"""Names of the linears that an adapter may train, here and in PEFT's files. No torch."""
+
+from typing import Literal
+
+Part = Literal["attn", "mlp", "unembed"]
+
+HEAD = "lm_head"  # the output head; every other target has the path of its module in the base model
+
+PREFIX = "base_model.model."  # what PEFT writes before the path
+FACTORS = {"A": "lora_A.weight", "B": "lora_B.weight"}  # and behind it
+
+
+def part_of(target: str) -> Part:
+    """What trains it: `train_attn`, `train_mlp` or `train_unembed`."""
+    if target == HEAD:
+        return "unembed"
+    return "attn" if any("attn" in piece or "attention" in piece for piece in target.split(".")) else "mlp"
+
+
+def split_peft_name(name: str) -> tuple[str, str] | None:
+    """ "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" -> "model.layers.0.self_attn.q_proj", "A"; None
+    for the name of anything else."""
+    for factor, ending in FACTORS.items():
+        if name.startswith(PREFIX) and name.endswith(f".{ending}"):
+            return name.removeprefix(PREFIX).removesuffix(f".{ending}"), factor
+    return None
+
+
+def peft_name(target: str, factor: str) -> str:
+    """The other way round."""
+    return f"{PREFIX}{target}.{FACTORS[factor]}"
