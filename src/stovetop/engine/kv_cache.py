@@ -34,11 +34,13 @@ class KVCache:
         key_SGLD, value_SGLD = self._filled(layer)
         return key_SGLD[:num_slots, :, :num_positions], value_SGLD[:num_slots, :, :num_positions]
 
-    def copy(self, source: int, targets: list[int], num_positions: int) -> None:
-        """The first positions of slot `source`, to others."""
+    def copy_from(self, other: "KVCache", source: int, targets: list[int], num_positions: int) -> None:
+        """The first positions of slot `source` of another cache, or of this one, to slots of this."""
         for layer in range(len(self._layers)):
-            for tensor_SGLD in self._filled(layer):
-                tensor_SGLD[targets, :, :num_positions] = tensor_SGLD[source, :, :num_positions].clone()
+            key_SGLD, value_SGLD = other._filled(layer)
+            key_GLD, value_GLD = key_SGLD[source, :, :num_positions], value_SGLD[source, :, :num_positions]
+            for own_SGLD, new_GLD in zip(self._room(layer, key_GLD, value_GLD), (key_GLD, value_GLD), strict=True):
+                own_SGLD[targets, :, :num_positions] = new_GLD.clone()
 
     def clear(self) -> None:
         """Gives the memory back."""

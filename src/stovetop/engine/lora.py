@@ -9,7 +9,7 @@ the base dtype.
 Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stovetop.engine.arithmetic import Arithmetic
+from stovetop.engine.packing import Segment
 from stovetop.engine.target_names import Part, part_of
 from stovetop.errors import InvalidRequest
 from stovetop.types import LoraConfig
@@ -33,7 +34,7 @@ class Target:
     num_outputs: int
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class AdapterWeights:
     """The factors of one adapter at one moment, by "<target>.A" (R, I) and "<target>.B" (O, R). Never changed in place:
     a step makes new ones, so keeping old weights is keeping a reference."""
@@ -93,6 +94,19 @@ class Routing:
             yield
         finally:
             self.parts = []
+
+
+def rows_by_owner(
+    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device
+) -> list[Rows]:
+    """Which rows each adapter acts on, where segment i belongs to `owners[i]` (None: the base model as it is)."""
+    distinct = {id(owner): owner for owner in owners}
+    if len(distinct) == 1:
+        return [] if owners[0] is None else [Rows(owners[0])]
+    rows: dict[int, list[int]] = {}
+    for owner, segment in zip(owners, segments, strict=True):
+        rows.setdefault(id(owner), []).extend(segment.rows)
+    return [Rows(w, torch.tensor(rows[key], device=device)) for key, w in distinct.items() if w is not None]
 
 
 # ---- the linear ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,237 @@
+# pyright: basic
+"""Prompts on their way into the batch: each is computed once, in pieces, and what prompts of the same weights have in
+common is not computed again.
+
+A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of one prompt, and goes round: a long
+prompt neither stalls the sequences that are being drawn nor the short prompts behind it. Keys and values of finished
+prompts are kept, the last used longest, up to `KEPT_TOKENS` positions; they are found again by the weights they were
+computed with, so new weights never meet old keys. A prompt whose own logprobs are asked for is computed whole.
+
+Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `S` pieces of one shape, `Q` tokens of such a
+piece, `H` query heads, `G` key/value heads, `D` head size, `L` positions, `K` tokens per position asked for.
+"""
+
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.arithmetic import Arithmetic, How
+from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.logprobs import pair_logprobs, top_logprobs
+from stovetop.engine.lora import AdapterWeights, rows_by_owner
+from stovetop.engine.model import BaseModel
+from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
+from stovetop.engine.packing import Pack, Segment, common_length
+
+STEP_TOKENS = 2048
+PIECE_TOKENS = 512
+KEPT_TOKENS = 4096
+MIN_SHARED_TOKENS = 8
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A prompt and what is known of it so far."""
+
+    ticket: Ticket
+    op: Sample | ComputeLogprobs
+    tokens: list[int]
+    cache: KVCache  # of one slot
+    num_computed: int = 0
+    num_reused: int = 0  # of these, taken over from an earlier prompt
+    last_hidden_E: Tensor | None = None  # of the last token, once it is computed
+    logprobs: list[float | None] = field(default_factory=lambda: [None])
+    top_logprobs: list[list[tuple[int, float]] | None] = field(default_factory=lambda: [None])
+
+    @property
+    def weights(self) -> AdapterWeights | None:
+        return self.op.weights
+
+    @property
+    def is_computed(self) -> bool:
+        return self.num_computed == len(self.tokens)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return isinstance(self.op, ComputeLogprobs) or self.op.include_prompt_logprobs
+
+    @property
+    def num_top(self) -> int:
+        return self.op.topk_prompt_logprobs if isinstance(self.op, Sample) else 0
+
+
+class Prompts:
+    """All prompts that are not yet computed, and those that may be used again."""
+
+    def __init__(self, model: BaseModel) -> None:
+        self._model = model
+        self._waiting: deque[Prompt] = deque()
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by number, the last used at the end
+        self._number = 0
+
+    def add(self, ticket: Ticket) -> None:
+        assert isinstance(ticket.op, Sample | ComputeLogprobs), "the scheduler sends only these"
+        cache = KVCache(self._model.num_layers)
+        self._waiting.append(Prompt(ticket, ticket.op, ticket.op.prompt.to_ints(), cache))
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting
+
+    def drop_all(self) -> list[Ticket]:
+        tickets = [prompt.ticket for prompt in self._waiting]
+        self._waiting.clear()
+        self._kept.clear()
+        return tickets
+
+    def step(self) -> list[Prompt]:
+        """Computes a piece of as many prompts as fit; the ones that are done with it."""
+        pieces = self._pieces()
+        if not pieces:
+            return []
+        self._compute(pieces)
+        done = [piece.prompt for piece in pieces if piece.prompt.is_computed]
+        for prompt in done:
+            self._keep(prompt)
+        finished = set(map(id, done))
+        going_on = [piece.prompt for piece in pieces if id(piece.prompt) not in finished]
+        self._waiting.extend(going_on)  # behind those that had no turn
+        return done
+
+    def _pieces(self) -> "list[_Piece]":
+        pieces: list[_Piece] = []
+        room = STEP_TOKENS
+        while self._waiting and room > 0:
+            prompt = self._waiting.popleft()
+            if prompt.num_computed == 0:
+                self._reuse(prompt)
+            length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
+            pieces.append(_Piece(prompt, prompt.num_computed, length, STEP_TOKENS - room))
+            room -= length
+        return pieces
+
+    def _compute(self, pieces: "list[_Piece]") -> None:
+        """One pass over all pieces: their keys and values enter the caches, their last rows are remembered."""
+        segments = [Segment(piece.first_row, piece.length) for piece in pieces]
+        tokens_N = [token for piece in pieces for token in piece.tokens]
+        positions_N = [position for piece in pieces for position in range(piece.start, piece.end)]
+        plan = _PieceAttention(pieces, self._model.arithmetic, self._model.device)
+        parts = rows_by_owner([piece.prompt.weights for piece in pieces], segments, self._model.device)
+        hidden_NE = self._model.hidden_states(Pack(tokens_N, positions_N, segments, segments), plan, parts)
+        for piece in pieces:
+            hidden_TE = hidden_NE[piece.first_row : piece.first_row + piece.length]
+            self._score(piece, hidden_TE)
+            piece.prompt.num_computed = piece.end
+            if piece.prompt.is_computed:
+                piece.prompt.last_hidden_E = hidden_TE[-1].clone()
+
+    def _score(self, piece: "_Piece", hidden_TE: Tensor) -> None:
+        """Logprobs of the tokens that follow each row, where they are asked for. The prompt's last row has none."""
+        prompt = piece.prompt
+        following = prompt.tokens[piece.start + 1 : piece.end + 1]
+        head, rows_TE = self._model.head(prompt.weights), hidden_TE[: len(following)]
+        if prompt.wants_logprobs and following:
+            rows_P, targets_P = torch.arange(len(following)), torch.tensor(following)
+            device = hidden_TE.device
+            prompt.logprobs += pair_logprobs(head, rows_TE, rows_P.to(device), targets_P.to(device)).tolist()
+        if prompt.num_top and following:
+            tokens_TK, logprobs_TK = top_logprobs(head, rows_TE, prompt.num_top)
+            rows = zip(tokens_TK.tolist(), logprobs_TK.tolist(), strict=True)
+            prompt.top_logprobs += [list(zip(*row, strict=True)) for row in rows]
+
+    # ---- what was computed before ------------------------------------------------------------------------------------
+
+    def _reuse(self, prompt: Prompt) -> None:
+        """Starts from the longest beginning that an earlier prompt of the same weights shares. The last token is always
+        computed: drawing needs its hidden state."""
+        prompt.cache.reserve(1, len(prompt.tokens))
+        if prompt.wants_logprobs or prompt.num_top:
+            return
+        best, best_length = None, MIN_SHARED_TOKENS - 1
+        for number, kept in self._kept.items():
+            length = common_length(kept.tokens, prompt.tokens[:-1]) if kept.is_of(prompt.weights) else 0
+            if length > best_length:
+                best, best_length = number, length
+        if best is not None:
+            prompt.cache.copy_from(self._kept[best].cache, 0, [0], best_length)
+            prompt.num_computed = prompt.num_reused = best_length
+            self._kept.move_to_end(best)
+
+    def _keep(self, prompt: Prompt) -> None:
+        """Keeps a computed prompt for others; those of weights that nobody holds any more go, then the least recently
+        used ones make room."""
+        for number in [number for number, kept in self._kept.items() if kept.is_orphan]:
+            del self._kept[number]
+        of_weights = None if prompt.weights is None else weakref.ref(prompt.weights)
+        self._number += 1
+        self._kept[self._number] = _Kept(of_weights, prompt.tokens, prompt.cache)
+        while sum(len(kept.tokens) for kept in self._kept.values()) > KEPT_TOKENS:
+            self._kept.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    weights: "weakref.ref[AdapterWeights] | None"  # None: the base model
+    tokens: list[int]
+    cache: KVCache
+
+    @property
+    def is_orphan(self) -> bool:
+        return self.weights is not None and self.weights() is None
+
+    def is_of(self, weights: AdapterWeights | None) -> bool:
+        return weights is None if self.weights is None else weights is not None and self.weights() is weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Tokens [start, start + length) of a prompt, at rows [first_row, ...) of the pass."""
+
+    prompt: Prompt
+    start: int
+    length: int
+    first_row: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt.tokens[self.start : self.end]
+
+
+class _PieceAttention:
+    """Rows of a piece see the cache of their prompt, to which they add themselves first. Pieces of one shape run as one
+    call."""
+
+    def __init__(self, pieces: Sequence[_Piece], arithmetic: Arithmetic, device: torch.device) -> None:
+        self._arithmetic = arithmetic
+        self._device = device
+        by_shape: dict[tuple[int, int], list[_Piece]] = {}
+        for piece in pieces:
+            by_shape.setdefault((piece.start, piece.length), []).append(piece)
+        self._alike = list(by_shape.values())
+        self._slot = torch.zeros(max(piece.length for piece in pieces), dtype=torch.int64, device=device)
+
+    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
+        out_NHD = torch.empty_like(query_HND.transpose(0, 1))
+        for alike in self._alike:
+            start, end = alike[0].start, alike[0].end
+            position_Q = torch.arange(start, end, device=self._device)
+            for piece in alike:
+                rows = slice(piece.first_row, piece.first_row + piece.length)
+                slots_Q = self._slot[: piece.length]
+                piece.prompt.cache.write(layer, slots_Q, position_Q, key_GND[:, rows], value_GND[:, rows])
+            num_keys = end + -end % self._arithmetic.key_multiple
+            caches = [piece.prompt.cache.read(layer, 1, num_keys) for piece in alike]
+            key_SGLD, value_SGLD = (torch.cat([cache[i] for cache in caches]) for i in (0, 1))
+            query_SHQD = torch.stack([query_HND[:, p.first_row : p.first_row + p.length] for p in alike])
+            out_SHQD = self._arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, position_Q[None], how)
+            for piece, out_HQD in zip(alike, out_SHQD, strict=True):
+                out_NHD[piece.first_row : piece.first_row + piece.length] = out_HQD.transpose(0, 1)
+        return out_NHD
