@@ -23,9 +23,12 @@ from engine import tiny
 from engine.test_attention import SMALL
 from stovetop.engine.engine import Engine
 from stovetop.engine.model import adopt, fingerprint, load_model
-from stovetop.engine.ops import CreateAdapter
+from stovetop.engine.ops import CreateAdapter, ForwardBackward
 from stovetop.errors import InvalidRequest
+from stovetop.losses import CrossEntropy
+from stovetop.tokenizer import get_tokenizer
 from stovetop.types import LoraConfig
+from test_fetch import TOKENS, write_gguf
 
 
 def mixture(**changes: Any) -> PreTrainedModel:
@@ -87,6 +90,27 @@ def test_models_differ_by_content_not_by_place(tmp_path: Path) -> None:
     same = fingerprint(tiny.save_model(tmp_path / "same"))
     other = fingerprint(tiny.save_model(tmp_path / "other", tiny.llama(seed=1)))
     assert one == same != other
+
+
+def test_a_model_that_was_trained_in_one_layer_only_is_another(tmp_path: Path) -> None:
+    model = tiny.llama()
+    before = fingerprint(tiny.save_model(tmp_path / "before", model))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight += 1e-3
+    assert fingerprint(tiny.save_model(tmp_path / "after", model)) != before
+
+
+def test_a_gguf_file_is_a_base_model_with_its_tokenizer(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    base = load_model(tmp_path / "model.gguf", "in gguf")
+    assert (base.limits.vocab_size, base.limits.context_length, base.stop_tokens) == (len(TOKENS), 64, {2})
+    assert base.tokenizer is not None
+    assert base.tokenizer.decode([TOKENS.index("ab")]) == "ab"
+    engine = Engine(base)
+    adapter = tiny.run(engine, CreateAdapter(LoraConfig(rank=2, seed=0)))
+    output = tiny.run(engine, ForwardBackward(adapter, [tiny.datum([5, 9, 20, 7])], CrossEntropy()))
+    assert output.metrics["loss:sum"] > 0
+    assert get_tokenizer(str(tmp_path / "model.gguf")).eos_token_id == 2
 
 
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ import torch
 from torch import Tensor
 
 from engine import tiny
-from stovetop.engine import ops
+from stovetop.engine import logprobs, ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.loss_math import loss_sum
 from stovetop.engine.model import adopt
+from stovetop.engine.packing import Pack
 from stovetop.engine.training import Adapter
+from stovetop.errors import InvalidRequest
 from stovetop.losses import CISPO, DRO, GSPO, PPO, CrossEntropy, ImportanceSampling, Loss, temperature_of
 from stovetop.types import Datum, ModelInput
 
@@ -163,3 +165,69 @@ def test_factors_gradients_and_moments_of_a_bfloat16_model_are_float32() -> None
     for tensors in (adapter.weights.tensors, adapter.moments.mean, adapter.moments.square):
         dtypes |= {tensor.dtype for tensor in tensors.values()}
     assert dtypes == {torch.float32}
+
+
+def test_recomputing_activations_changes_no_bit_and_keeps_less() -> None:
+    def trained(recompute: bool) -> tuple[Adapter, int]:
+        engine = Engine(adopt(tiny.llama(num_hidden_layers=4), "tiny", fingerprint=""), recompute=recompute)
+        adapter, kept = tiny.trained_adapter(engine), 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal kept
+            kept += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            tiny.run(engine, ops.ForwardBackward(adapter, RL_DATA, ImportanceSampling()))
+        return adapter, kept
+
+    (keeping, kept), (recomputing, kept_less) = trained(False), trained(True)
+    assert keeping.gradients is not None
+    assert recomputing.gradients is not None
+    assert all(torch.equal(tensor, recomputing.gradients[name]) for name, tensor in keeping.gradients.items())
+    assert kept_less < kept / 2
+
+
+def test_a_batch_that_does_not_fit_is_halved_until_it_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = tiny.engine()
+    adapter, reference = tiny.trained_adapter(engine), tiny.trained_adapter(engine)
+    expected = tiny.run(engine, ops.ForwardBackward(reference, RL_DATA, ImportanceSampling()))
+    model = type(tiny.base_model())
+    original = model.hidden_states
+
+    def limited(self: object, packed: Pack, *rest: object) -> Tensor:
+        if packed.num_tokens > 30:
+            raise torch.OutOfMemoryError("no room")
+        return original(self, packed, *rest)  # pyright: ignore[reportArgumentType]  a stand-in for the method
+
+    monkeypatch.setattr(model, "hidden_states", limited)
+    output = tiny.run(engine, ops.ForwardBackward(adapter, RL_DATA, ImportanceSampling()))
+    assert output.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
+    assert [o["logprobs"].shape for o in output.loss_fn_outputs] == [
+        o["logprobs"].shape for o in expected.loss_fn_outputs
+    ]
+    assert reference.gradients is not None
+    assert_same(adapter.gradients, reference.gradients, tolerance=1e-5)
+    assert "does not fit into memory: trying two halves" in caplog.text
+    with pytest.raises(InvalidRequest, match="60 tokens does not fit"):
+        tiny.run(engine, ops.ForwardBackward(adapter, [tiny.rl_datum(tiny.tokens(61, 0), 0)], ImportanceSampling()))
+
+
+def test_logits_never_exist_for_more_rows_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest tensor of a pass has the size of a chunk, whatever the number of tokens."""
+    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 16 * 4 * tiny.VOCAB_SIZE)
+    rows: list[int] = []
+    original = logprobs.Head.logits
+
+    def counted(self: logprobs.Head, hidden_CE: Tensor) -> Tensor:
+        rows.append(hidden_CE.shape[0])
+        return original(self, hidden_CE)
+
+    monkeypatch.setattr(logprobs.Head, "logits", counted)
+    engine = tiny.engine()
+    data = [tiny.rl_datum(tiny.tokens(100, 0), 0)]
+    tiny.run(engine, ops.ForwardBackward(tiny.trained_adapter(engine), data, ImportanceSampling()))
+    assert max(rows) == 16
+    assert sum(rows) == 2 * 99

@@ -27,6 +27,7 @@ def open_service(
     threads: int | Literal["probe"] | None = None,
     max_tokens_per_pass: int = 4096,
     micro_batch_invariant: bool = False,
+    recompute: bool | None = None,
     disk: Disk = LOCAL_DISK,
     download: Download | None = hub_download,
 ) -> InProcessServiceClient:
@@ -41,6 +42,8 @@ def open_service(
     max_tokens_per_pass    bounds the activations of a training pass: lower it when memory is short
     micro_batch_invariant  one datum a pass, so that gradients have the same bits however data are split over calls;
                            slower for short sequences
+    recompute              activations are computed again on the way back instead of kept: less memory, one more forward
+                           pass. None: if a full pass would take more than half of the memory that is free
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
     """
     if max_tokens_per_pass < 1:
@@ -64,6 +67,7 @@ def open_service(
             model,
             max_tokens_per_pass=max_tokens_per_pass,
             micro_batch_invariant=micro_batch_invariant,
+            recompute=recompute,
             disk=disk,
         )
 

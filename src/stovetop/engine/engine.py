@@ -18,6 +18,7 @@ from stovetop.engine import ops
 from stovetop.engine.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
 from stovetop.engine.lora import chosen, initial_weights
 from stovetop.engine.model import BaseModel
+from stovetop.engine.recompute import recompute_layers
 from stovetop.engine.sampler import Sampler
 from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training import Adapter, Trainer
@@ -34,9 +35,12 @@ class Engine:
         *,
         max_tokens_per_pass: int = 4096,
         micro_batch_invariant: bool = False,
+        recompute: bool | None = None,
         disk: Disk = LOCAL_DISK,
     ) -> None:
         self._model = model
+        if recompute or (recompute is None and model.needs_recompute(max_tokens_per_pass)):
+            recompute_layers(model.trunk)
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         self._sampler = Sampler(model)
         self._scheduler = Scheduler()

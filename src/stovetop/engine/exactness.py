@@ -64,7 +64,7 @@ def obstacle_found(base) -> str | None:
     arithmetic, weights = base.arithmetic, [*(linear.weight for linear in _linears(base.trunk)), base.weight_VE]
     for weight_OI in weights:
         arithmetic.prepack(weight_OI)
-    size = base.trunk.config.get_text_config()
+    size = base.config
     head_size = getattr(size, "head_dim", None) or size.hidden_size // size.num_attention_heads
     return broken_fact(arithmetic, weights, head_size) or broken_promise(base)
 

@@ -9,8 +9,7 @@ the base dtype.
 Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,18 +81,10 @@ class Rows:
 
 @dataclass(slots=True)
 class Routing:
-    """Shared by all linears of a model; set for the length of one pass by `routed`. Rows in no part meet the base model
-    as it is."""
+    """Shared by all linears of a model. It holds from one pass to the next, so that layers which are computed again on
+    the way back find what they found on the way there. Rows in no part meet the base model as it is."""
 
     parts: list[Rows] = field(default_factory=list)
-
-    @contextmanager
-    def routed(self, parts: list[Rows]) -> Iterator[None]:
-        self.parts = parts
-        try:
-            yield
-        finally:
-            self.parts = []
 
 
 def rows_by_owner(

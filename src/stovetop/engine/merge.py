@@ -50,10 +50,10 @@ class _Rounding:
     delta_squares: float = 0.0
 
     def add(self, exact_OI: Tensor, stored_OI: Tensor, delta_OI: Tensor) -> None:
-        error_OI = stored_OI.float() - exact_OI
+        error_OI = stored_OI.double() - exact_OI
         self.max_error = max(self.max_error, error_OI.abs().max().item())
-        self.error_squares += error_OI.square().sum(dtype=torch.float64).item()
-        self.delta_squares += delta_OI.square().sum(dtype=torch.float64).item()
+        self.error_squares += error_OI.square().sum().item()
+        self.delta_squares += delta_OI.square().sum().item()
 
 
 @torch.inference_mode()
@@ -147,8 +147,8 @@ class _Plan:
         a_RI, b_OR, scale = factors
         if (b_OR.shape[0], a_RI.shape[1]) != tuple(weight_OI.shape):
             raise CheckpointError(f"{target} is {tuple(weight_OI.shape)} in the base, not as the adapter was trained")
-        delta_OI = (b_OR.cpu() @ a_RI.cpu()) * scale
-        exact_OI = weight_OI.float() + delta_OI
+        delta_OI = (b_OR.cpu().double() @ a_RI.cpu().double()) * scale
+        exact_OI = weight_OI.double() + delta_OI
         merged_OI = exact_OI.to(stored)
         rounding.add(exact_OI, merged_OI, delta_OI)
         return merged_OI

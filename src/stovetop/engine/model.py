@@ -13,14 +13,14 @@ import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from stovetop.client import Tokenizer
-from stovetop.engine import exactness
+from stovetop.engine import exactness, recompute
 from stovetop.engine.arithmetic import Arithmetic, Fast, How, RowExact
 from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
 from stovetop.engine.logprobs import Head
@@ -58,6 +58,7 @@ class BaseModel:
     num_layers: int
     stop_tokens: frozenset[int]  # the model's own ends of text
     tokenizer: Tokenizer | None  # None for a folder without one
+    config: PreTrainedConfig
     trunk: nn.Module
     weight_VE: Tensor
     bias_V: Tensor | None
@@ -70,9 +71,12 @@ class BaseModel:
         """(N, E) after the last norm: what the head reads."""
         tokens_1N = torch.tensor([packed.tokens_N], device=self.device)
         positions_1N = torch.tensor([packed.positions_N], device=self.device)
-        with self.routing.routed(parts):
-            output = self.trunk(input_ids=tokens_1N, position_ids=positions_1N, use_cache=False, attention_plan=plan)
+        self.routing.parts = parts
+        output = self.trunk(input_ids=tokens_1N, position_ids=positions_1N, use_cache=False, attention_plan=plan)
         return output.last_hidden_state[0]
+
+    def needs_recompute(self, max_tokens_per_pass: int) -> bool:
+        return recompute.is_needed(self.config, max_tokens_per_pass, self.weight_VE.element_size(), self.device)
 
     def head(self, adapter: AdapterWeights | None) -> Head:
         factors = None if adapter is None else factors_of(adapter, HEAD)
@@ -82,8 +86,8 @@ class BaseModel:
 def load_model(
     folder: Path, name: str, *, device: str = "cpu", dtype: str = "float32", deterministic: bool | None = None
 ) -> BaseModel:
-    """The model in `folder` (config.json, safetensors, tokenizer) or GGUF file, refused by `name` if we would not run it
-    exactly."""
+    """The model in `folder` (config.json, safetensors, tokenizer; or a GGUF file), refused by `name` if we would not
+    run it exactly."""
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}: {dtype!r}")
     in_gguf = is_gguf(folder)
@@ -92,7 +96,7 @@ def load_model(
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": "eager"}
     if in_gguf:
         model = load_gguf_model(folder, **options)
-        tokenizer = load_gguf_tokenizer(folder, model.config)
+        tokenizer = cast(Tokenizer, load_gguf_tokenizer(folder, model.config))
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer_config.json").exists() else None
@@ -155,6 +159,7 @@ def _wrapped(
         num_layers=config.num_hidden_layers,
         stop_tokens=_stop_tokens(model, tokenizer),
         tokenizer=tokenizer,
+        config=config,
         trunk=trunk,
         weight_VE=head.weight,
         bias_V=getattr(head, "bias", None),

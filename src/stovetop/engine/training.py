@@ -8,6 +8,8 @@ the row-exact arithmetic, not even that: then any split over passes and calls gi
 Shapes: `N` tokens of one datum, `K` targets per position, `P` pairs (row, target) of a pass.
 """
 
+import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,6 +27,8 @@ from stovetop.engine.packing import micro_batches, pack
 from stovetop.errors import InvalidRequest
 from stovetop.losses import Loss, temperature_of
 from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, TensorData
+
+log = logging.getLogger(__name__)
 
 
 class Adapter:
@@ -89,10 +93,17 @@ class Trainer:
 
     def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: Loss) -> ForwardBackwardOutput:
         total, logprobs = 0.0, []
-        for part in self._passes(data):
-            scored = self._score(_leaves(adapter.weights), part, temperature_of(loss))
-            part_loss = _total_loss(loss, part, scored.logprobs)
-            adapter.gradients = _sum(adapter.gradients, _gradients(part_loss, scored.leaves))
+        waiting = deque(self._passes(data))
+        while waiting:
+            part = waiting.popleft()
+            try:
+                scored = self._score(_leaves(adapter.weights), part, temperature_of(loss))
+                part_loss = _total_loss(loss, part, scored.logprobs)
+                gradients = _gradients(part_loss, scored.leaves)
+            except torch.OutOfMemoryError:
+                waiting.extendleft(reversed(_halves(part)))
+                continue
+            adapter.gradients = _sum(adapter.gradients, gradients)
             total += part_loss.item()
             logprobs += [tensor.detach() for tensor in scored.logprobs]
         return _output(logprobs, {"loss:sum": total})
@@ -137,6 +148,17 @@ class Trainer:
         logprobs_P = pair_logprobs(self._model.head(weights), hidden_NE, rows_P, targets_P, temperature)
         split = logprobs_P.split([shape.numel() for shape in shapes])
         return _Scored([flat.view(shape) for flat, shape in zip(split, shapes, strict=True)], weights.tensors)
+
+
+def _halves(data: Sequence[Datum]) -> list[Sequence[Datum]]:
+    """What is tried when a pass did not fit into memory; a single datum cannot be cut."""
+    if len(data) == 1:
+        raise InvalidRequest(
+            f"a datum of {data[0].model_input.length} tokens does not fit into memory on its own; pass recompute=True "
+            "to the service, or shorten it"
+        )
+    log.warning("a pass of %d datums does not fit into memory: trying two halves", len(data))
+    return [data[: len(data) // 2], data[len(data) // 2 :]]
 
 
 def _leaves(weights: AdapterWeights) -> AdapterWeights:
