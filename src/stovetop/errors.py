@@ -10,6 +10,7 @@ StovetopError
 ├── Diverged              a loss or reward that is no longer a finite number
 ├── EnvError              an environment raised; names the environment and the step
 ├── GradeError            a grader broke: never counted as a wrong answer
+├── WorkerDied            a worker process ended in the middle of a call; says how
 └── MissingExtra          an optional dependency is not installed (also an ImportError)
 """
 
@@ -71,6 +72,10 @@ class EnvError(StovetopError):
 
 class GradeError(StovetopError):
     """A grader broke on a row. Broken is not wrong: this never becomes a reward."""
+
+
+class WorkerDied(StovetopError):
+    """A worker process ended before it had answered. Whatever called it failed; the process is replaced."""
 
 
 class MissingExtra(StovetopError, ImportError):

@@ -45,3 +45,31 @@ async def run_evaluators(
 
 async def _evaluate(snapshot: APIFuture[SamplingClient], evaluator: SamplingClientEvaluator) -> Metrics:
     return await evaluator(await snapshot)
+
+
+# ---- labels ------------------------------------------------------------------------------------------------------
+
+
+def compute_classification_metrics(expected: Sequence[str], predicted: Sequence[str]) -> Metrics:
+    """accuracy, and precision, recall and f1 as means over the labels that occur, each counted alike. A label that is
+    never predicted has precision 0, one that is never expected recall 0.
+
+    compute_classification_metrics(["a", "a", "b"], ["a", "b", "b"]) has accuracy 2/3, precision and recall 3/4.
+    """
+    pairs = list(zip(expected, predicted, strict=True))
+    if not pairs:
+        raise InvalidRequest("there is no label to compare: expected is empty")
+    of_labels: list[tuple[float, float, float]] = []
+    for label in sorted({*expected, *predicted}):
+        hits = pairs.count((label, label))
+        num_expected, num_predicted = expected.count(label), predicted.count(label)
+        of_labels.append(
+            (
+                hits / num_predicted if num_predicted else 0.0,
+                hits / num_expected if num_expected else 0.0,
+                2 * hits / (num_expected + num_predicted),
+            )
+        )
+    precision, recall, f1 = (sum(values) / len(of_labels) for values in zip(*of_labels, strict=True))
+    accuracy = sum(one == other for one, other in pairs) / len(pairs)
+    return {"accuracy": accuracy, "precision": precision, "recall": recall, "f1": f1}

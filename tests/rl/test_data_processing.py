@@ -1,5 +1,6 @@
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from stovetop.completers import TokensWithLogprobs
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ModelLimits, check_data, parse_loss
+from stovetop.rl.advantages import GAE, compute_advantages
 from stovetop.rl.data_processing import (
     DatumMetadata,
     all_same,
@@ -164,3 +166,94 @@ def test_all_of_none_are_the_same():
     assert all_same([])
     assert all_same([1.0, 1.0])
     assert not all_same([1.0, 2.0])
+
+
+# ---- turns -------------------------------------------------------------------------------------------------------
+
+
+def test_each_turn_can_have_an_advantage_of_its_own():
+    [datum] = trajectory_to_data(trajectory(([1, 2], [3]), ([1, 2, 3, 4], [5, 6])), [2.0, -1.0])
+    assert values(datum, "advantages") == [0, 2, 0, -1, -1]
+
+
+def test_advantages_of_turns_stay_with_them_across_a_reset_and_past_an_empty_action():
+    data = trajectory_to_data(trajectory(([1, 2], [3]), ([5], []), ([9], [7])), [2.0, 8.0, -1.0])
+    assert [values(datum, "advantages") for datum in data] == [[0, 2], [-1]]
+
+
+def test_there_must_be_one_advantage_per_turn():
+    with pytest.raises(ValueError, match="zip"):
+        trajectory_to_data(trajectory(([1, 2], [3]), ([1, 2, 3, 4], [5])), [2.0])
+
+
+def test_advantages_of_turns_reach_the_data_of_a_batch():
+    two_turns = TrajectoryGroup([trajectory(([1], [2]), ([1, 2, 3], [4]), reward=1.0)], [0.0], [{}])
+    advantages = compute_advantages([two_turns], GAE(gamma=0.5, lam=1.0, baseline="zero"))
+    [datum], _ = assemble_training_data([two_turns], advantages)
+    assert values(datum, "advantages") == [0.5, 0, 1]
+
+
+def not_trainable(turns: Trajectory, *numbers: int) -> Trajectory:
+    return replace(
+        turns,
+        transitions=[
+            replace(turn, trainable=number not in numbers) for number, turn in enumerate(turns.transitions, start=1)
+        ],
+    )
+
+
+def test_an_action_that_is_not_trainable_counts_as_observed():
+    turns = trajectory(([1, 2], [3]), ([1, 2, 3, 4], [5, 6]))
+    [datum] = trajectory_to_data(not_trainable(turns, 1), 2.0)
+    assert datum.model_input.to_ints() == [1, 2, 3, 4, 5]
+    assert values(datum, "mask") == [0, 0, 0, 1, 1]
+    assert values(datum, "advantages") == [0, 0, 0, 2, 2]
+    assert values(datum, "logprobs") == [0, 0, 0, -1, -1]
+
+
+def test_a_sequence_in_which_nothing_trains_is_left_out():
+    reset = trajectory(([1, 2], [3]), ([9], [7]))
+    assert [datum.model_input.to_ints() for datum in trajectory_to_data(not_trainable(reset, 1), 1.0)] == [[9]]
+    assert trajectory_to_data(not_trainable(reset, 1, 2), 1.0) == []
+
+
+# ---- images ------------------------------------------------------------------------------------------------------
+
+images = st.sampled_from([IMAGE, ImageChunk(b"other", "png", expected_tokens=2)])
+pieces = st.lists(st.one_of(images, tokens.map(EncodedTextChunk)), min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(st.booleans(), pieces, tokens), min_size=1, max_size=5))
+def test_turns_merge_while_they_extend_each_other_also_with_images(turns: list[tuple[bool, list, list[int]]]):
+    chunks: list[EncodedTextChunk | ImageChunk] = []
+    transitions: list[Transition] = []
+    num_begun = 0
+    for extends, more, answer in turns:
+        anew = not (extends and transitions)
+        num_begun += anew
+        marker = EncodedTextChunk([100 + num_begun])  # no episode begins as another goes on
+        chunks = [marker, *more] if anew else [*chunks, *more]
+        transitions.append(Transition(ModelInput(chunks), TokensWithLogprobs(answer, [-1.0] * len(answer)), 0, False))
+        chunks = [*chunks, EncodedTextChunk(answer)]
+    data = trajectory_to_data(Trajectory(transitions, ModelInput.empty()), 1.0)
+    assert len(data) == num_begun
+    assert sum(sum(values(datum, "mask")) for datum in data) == sum(len(answer) for _, _, answer in turns)
+    last = data[-1].model_input.append_int(int(values(data[-1], "target_tokens")[-1]))
+    assert flat(last) == flat(ModelInput(chunks))
+    for datum in data:
+        assert {len(values(datum, name)) for name in datum.loss_fn_inputs} == {datum.model_input.length}
+
+
+def flat(model_input: ModelInput) -> list[int | ImageChunk]:
+    """Its tokens and images, however they are cut into chunks."""
+    return [
+        element
+        for chunk in model_input.chunks
+        for element in ([chunk] if isinstance(chunk, ImageChunk) else chunk.tokens)
+    ]
+
+
+def test_an_image_where_an_answer_was_begins_a_new_datum():
+    first = Transition(ModelInput([EncodedTextChunk([1])]), TokensWithLogprobs([2], [-1.0]), 0.0, False)
+    second = Transition(ModelInput([EncodedTextChunk([1]), IMAGE]), TokensWithLogprobs([3], [-1.0]), 0.0, True)
+    assert len(trajectory_to_data(Trajectory([first, second], ModelInput.empty()), 1.0)) == 2

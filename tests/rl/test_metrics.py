@@ -2,7 +2,14 @@ import pytest
 
 from stovetop.errors import InvalidRequest
 from stovetop.rl.data_processing import trajectory_to_data
-from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics, dict_mean
+from stovetop.rl.metrics import (
+    compute_clip_fraction,
+    compute_kl_sample_train,
+    compute_sampling_client_metrics,
+    compute_trajectory_metrics,
+    dict_mean,
+    rl_step_fields,
+)
 from stovetop.rl.types import Trajectory, TrajectoryGroup, Transition
 from stovetop.types import Datum, ModelInput, TensorData
 
@@ -76,6 +83,7 @@ def test_trajectory_metrics_have_the_values_computed_by_hand():
         "env/all/tool_calls": 1.0,
         "env/all/solved": 1.0,
         "env/all/rank": 0.5,
+        "env/all/stop/completed": 1.0,
     }
 
 
@@ -113,3 +121,37 @@ def test_no_groups_have_no_metrics():
 def test_a_mean_over_dicts_counts_only_those_that_have_the_key():
     assert dict_mean([{"a": 1.0, "b": 4.0}, {"a": 3.0}]) == {"a": 2.0, "b": 4.0}
     assert dict_mean([]) == {}
+
+
+# ---- of a step ---------------------------------------------------------------------------------------------------
+
+
+def test_the_clip_fraction_has_the_value_computed_by_hand():
+    data = [datum([-1.5, -1.0, -0.5, 0.0], [1, 1, 1, 0])]
+    logprobs = [trained(-1.0, -2.0, -0.5, -9.0)]  # ratios 1.65, 0.37, 1, and one that is masked
+    assert compute_clip_fraction(data, logprobs) == {"optim/clip_fraction": pytest.approx(2 / 3)}
+    assert compute_clip_fraction(data, logprobs, 0.0, 1.5) == {"optim/clip_fraction": pytest.approx(1 / 3)}
+    assert compute_clip_fraction(data, logprobs, 0.3, 1.7) == {"optim/clip_fraction": 0.0}
+    assert compute_clip_fraction([], []) == {}
+
+
+def test_sampling_client_metrics_have_the_values_computed_by_hand():
+    assert compute_sampling_client_metrics([3, 4, 4], [1.0, 2.0, 6.0]) == {
+        "sampling_client/step_max": 4,
+        "sampling_client/step_min": 3,
+        "sampling_client/step_mean": pytest.approx(11 / 3),
+        "time/sampling_time_max": 6,
+        "time/sampling_time_min": 1,
+        "time/sampling_time_mean": 3,
+    }
+    assert compute_sampling_client_metrics([], []) == {}
+
+
+def test_the_event_of_a_step_says_in_its_words_what_the_metrics_say_in_theirs():
+    metrics = {"optim/kl_sample_train_v1": 0.25, "optim/entropy": 1.5, "optim/lr": 1.0}
+    assert rl_step_fields([group(0, 0), group(1, 1)], metrics) == {
+        "reward_mean": 0.5,
+        "reward_std": 0.5,
+        "kl_div": 0.25,
+        "entropy": 1.5,
+    }

@@ -4,6 +4,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from stovetop.rl.rollouts import (
     do_rollouts,
     do_single_rollout,
 )
-from stovetop.rl.types import Env
+from stovetop.rl.types import Action, Env, Observation, StepResult
 from stovetop.types import ModelInput
 
 from .scripted import CountingEnv, Scores, Table, echo, says
@@ -317,6 +318,46 @@ def test_a_run_over_flaky_environments_finishes_and_its_counters_add_up():
     rollouts = asyncio.run(do_rollouts(tables, echo, MinViableGroup(min_successful=1, max_retries=1)))
     num_kept = sum(len(group.trajectories_G) for _, group in rollouts.owned_groups_P)
     assert 0 < rollouts.num_rollouts_dropped == 80 * 8 - num_kept
+
+
+def test_a_batch_over_environments_that_raise_hang_and_return_nothing_finishes_with_exact_counters():
+    """Of the tries a fifth raise, one in twenty hangs and one in twenty shows an observation of no tokens."""
+    draws = random.Random(0)
+    expected = {"OSError": 0, "TimeoutError": 0, "InvalidRequest": 0}
+
+    @dataclass
+    class Flaky:
+        env: CountingEnv
+
+        async def initial_observation(self) -> tuple[Observation, StopCondition]:
+            draw = draws.random()
+            if draw < 0.2:
+                expected["OSError"] += 1
+                raise OSError("flaky")
+            if draw < 0.25:
+                expected["TimeoutError"] += 1
+                await asyncio.sleep(60.0)
+            if draw < 0.3:
+                expected["InvalidRequest"] += 1
+                return ModelInput.empty(), [0]
+            return await self.env.initial_observation()
+
+        async def step(self, action: Action) -> StepResult:
+            return await self.env.step(action)
+
+    tables = [Table(lambda seat: Flaky(CountingEnv(seat)), 8)] * 100
+    on_error = MinViableGroup(min_successful=7, max_retries=1, timeout_s=0.3)
+
+    async def silent_on_nothing(model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None):
+        return await echo(model_input if model_input.length else ModelInput.from_ints([1]), stop)
+
+    rollouts = asyncio.run(do_rollouts(tables, silent_on_nothing, on_error))
+    assert rollouts.num_errors == expected
+    assert all(expected.values())
+    sizes = [len(group.trajectories_G) for _, group in rollouts.owned_groups_P]
+    assert set(sizes) == {7, 8}
+    assert rollouts.num_rollouts_dropped == sizes.count(7)
+    assert rollouts.num_groups_skipped == 100 - len(sizes) > 0
 
 
 def test_metrics_of_a_tag_are_those_of_its_groups_after_skipping_and_filtering():

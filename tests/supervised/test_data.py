@@ -16,6 +16,7 @@ from stovetop.supervised.data import (
     ChatDataset,
     ChatDatasetBuilderCommonConfig,
     FromConversationFileBuilder,
+    InterleavedChatDatasetBuilder,
     SupervisedDatasetFromRows,
     conversation_to_datum,
     conversations_to_data,
@@ -285,3 +286,26 @@ def test_a_line_without_messages_is_refused(tmp_path: Path, config: ChatDatasetB
 
 def test_the_mode_of_training_is_the_configs(config: ChatDatasetBuilderCommonConfig) -> None:
     assert config.train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES
+
+
+def test_chats_of_several_files_come_in_their_shares(tmp_path: Path, config: ChatDatasetBuilderCommonConfig) -> None:
+    paths = [tmp_path / name for name in ("many.jsonl", "few.jsonl")]
+    for path, size in zip(paths, (12, 3), strict=True):
+        path.write_text(
+            "".join(json.dumps({"messages": chat("q", f"{path.stem} {index}")}) + "\n" for index in range(size))
+        )
+    files = (str(paths[0]), str(paths[1]))
+    builder = InterleavedChatDatasetBuilder(
+        common_config=config, file_paths=files, weights=(2.0, 1.0), num_chats=12, test_size=1
+    )
+    train, test = builder()
+    assert test is not None
+    tested = {tuple(targets(one)) for one in test.get_batch(0)}
+    trained = [tuple(targets(one)) for index in range(len(train)) for one in train.get_batch(index)]
+    assert len(trained) == 12
+    assert len(tested) == 2
+    assert not tested & set(trained)
+    tokenizer = config.renderer().tokenizer
+    answers = [tokenizer.decode([int(token) for token in one]) for one in trained]
+    assert sum("few" in answer for answer in answers) == 4  # of two chats, each twice
+    assert len({answer for answer in answers if "few" in answer}) == 2

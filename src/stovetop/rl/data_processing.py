@@ -1,21 +1,23 @@
 """From groups of trajectories to the data that the RL losses read: which groups, which tokens, which numbers.
 
-Shape suffixes: `P` problems, `G` members of a group, `D` datums, `N` positions of one datum.
+Shape suffixes: `P` problems, `G` members of a group, `U` turns of one episode, `D` datums, `N` positions of one datum.
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from stovetop.rl.types import Action, Observation, Trajectory, TrajectoryGroup
+import numpy as np
+
+from stovetop.rl.advantages import Advantage
+from stovetop.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from stovetop.supervised.data import create_rightshifted_model_input_and_leftshifted_targets
-from stovetop.types import Datum, EncodedTextChunk, ImageChunk, ModelInputChunk
+from stovetop.types import Datum, EncodedTextChunk, ModelInputChunk, TensorData
 
 log = logging.getLogger(__name__)
 
 Owner = TypeVar("Owner")
-Element = int | ImageChunk  # a token, or an image with all its positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class DatumMetadata:
 
 
 def assemble_training_data(
-    groups_P: Sequence[TrajectoryGroup], advantages_P_G: Sequence[Sequence[float]]
+    groups_P: Sequence[TrajectoryGroup], advantages_P_G: Sequence[Sequence[Advantage]]
 ) -> tuple[list[Datum], list[DatumMetadata]]:
     """All datums of a batch, group by group, and for each of them where it comes from."""
     data_D: list[Datum] = []
@@ -40,24 +42,28 @@ def assemble_training_data(
     return data_D, metadata_D
 
 
-def trajectory_to_data(trajectory: Trajectory, advantage: float) -> list[Datum]:
+def trajectory_to_data(trajectory: Trajectory, advantage: Advantage) -> list[Datum]:
     """One datum for as long as each observation begins with everything before it, a new one where it does not.
 
     Every position has a target token, a sampling logprob, an advantage and a mask; the last three are zero but for the
     tokens of actions, where the mask is 1. With advantage 2, observation [1, 2], action [3], observation [1, 2, 3, 4],
-    action [5, 6] become one datum: tokens [1, 2, 3, 4, 5], targets [2, 3, 4, 5, 6], advantages [0, 2, 0, 2, 2].
-    Images stay chunks. A turn without action tokens has nothing to train on and is left out.
+    action [5, 6] become one datum: tokens [1, 2, 3, 4, 5], targets [2, 3, 4, 5, 6], advantages [0, 2, 0, 2, 2]. With
+    one advantage per turn, [2, -1], they are [0, 2, 0, -1, -1].
+
+    Images stay chunks. The action of a turn that is not trainable counts as observed; a turn without action tokens is
+    left out, and so is a sequence in which nothing trains.
     """
+    turns = trajectory.transitions
+    advantages_U = advantage if isinstance(advantage, Sequence) else [advantage] * len(turns)
     sequences: list[_Sequence] = []
-    for transition in trajectory.transitions:
-        if not transition.ac.tokens:
+    for turn, turn_advantage in zip(turns, advantages_U, strict=True):
+        if not turn.ac.tokens:
             continue
-        elements = _elements(transition.ob)
-        if not sequences or elements[: len(sequences[-1].elements)] != sequences[-1].elements:
+        before, text = _split_after_images(turn.ob)
+        if not sequences or not sequences[-1].begins(before, text):
             sequences.append(_Sequence())
-        sequences[-1].add_observed(elements[len(sequences[-1].elements) :])
-        sequences[-1].add_action(transition.ac, advantage)
-    return [sequence.to_datum() for sequence in sequences]
+        sequences[-1].become(before, text, turn, turn_advantage)
+    return [sequence.to_datum() for sequence in sequences if sequence.trained]
 
 
 def without_mask(data_D: Sequence[Datum]) -> list[Datum]:
@@ -94,59 +100,75 @@ def all_same(rewards_G: Sequence[float]) -> bool:
 # ---- one datum under construction --------------------------------------------------------------------------------
 
 
+class _Trained(NamedTuple):
+    """The action that begins at this position, and its advantage."""
+
+    start: int
+    action: Action
+    advantage: float
+
+
 @dataclass(slots=True)
 class _Sequence:
-    """Observations and actions so far, and the numbers of each position."""
+    """Observations and actions so far: the last observation, which has all before it, and its action. Whole tuples are
+    compared, and joined only in the end, so that long episodes stay cheap."""
 
-    elements: list[Element] = field(default_factory=list[Element])
-    logprobs_N: list[float] = field(default_factory=list[float])
-    advantages_N: list[float] = field(default_factory=list[float])
-    mask_N: list[float] = field(default_factory=list[float])
+    before: tuple[ModelInputChunk, ...] = ()  # of the observation, up to the last image
+    text: tuple[int, ...] = ()  # after it
+    answer: tuple[int, ...] = ()
+    trained: list[_Trained] = field(default_factory=list[_Trained])
 
-    def add_observed(self, elements: Sequence[Element]) -> None:
-        zeros = [0.0] * sum(element.length if isinstance(element, ImageChunk) else 1 for element in elements)
-        self.elements.extend(elements)
-        self.logprobs_N.extend(zeros)
-        self.advantages_N.extend(zeros)
-        self.mask_N.extend(zeros)
+    def begins(self, before: tuple[ModelInputChunk, ...], text: tuple[int, ...]) -> bool:
+        """Whether an observation starts with this sequence."""
+        if len(before) > len(self.before):  # it has further images; what follows those in common comes before the next
+            following = before[len(self.before)]
+            text = following.tokens if isinstance(following, EncodedTextChunk) else ()
+        num_seen = len(self.text)
+        return (
+            text[num_seen : num_seen + len(self.answer)] == self.answer
+            and text[:num_seen] == self.text
+            and before[: len(self.before)] == self.before
+        )
 
-    def add_action(self, action: Action, advantage: float) -> None:
-        self.elements.extend(action.tokens)
-        self.logprobs_N.extend(action.logprobs)
-        self.advantages_N.extend([advantage] * len(action.tokens))
-        self.mask_N.extend([1.0] * len(action.tokens))
+    def become(
+        self, before: tuple[ModelInputChunk, ...], text: tuple[int, ...], turn: Transition, advantage: float
+    ) -> None:
+        """Grows to an observation, which starts with this sequence, and its action."""
+        self.before, self.text, self.answer = before, text, tuple(turn.ac.tokens)
+        if turn.trainable:
+            start = sum([chunk.length for chunk in before]) + len(text)
+            self.trained.append(_Trained(start, turn.ac, advantage))
 
     def to_datum(self) -> Datum:
-        model_input, target_tokens = create_rightshifted_model_input_and_leftshifted_targets(_chunks(self.elements))
+        model_input, target_tokens = create_rightshifted_model_input_and_leftshifted_targets(
+            [*self.before, EncodedTextChunk(self.text + self.answer)]
+        )
+        logprobs_N, advantages_N, mask_N = (np.zeros(len(target_tokens), np.float32) for _ in range(3))
+        for start, action, advantage in self.trained:
+            targets = slice(start - 1, start - 1 + len(action.tokens))
+            logprobs_N[targets] = action.logprobs
+            advantages_N[targets] = advantage
+            mask_N[targets] = 1
         return Datum(
             model_input,
             {
-                "target_tokens": target_tokens,
-                "logprobs": self.logprobs_N[1:],
-                "advantages": self.advantages_N[1:],
-                "mask": self.mask_N[1:],
+                "target_tokens": TensorData.adopt(np.fromiter(target_tokens, np.int64, len(target_tokens))),
+                "logprobs": TensorData.adopt(logprobs_N),
+                "advantages": TensorData.adopt(advantages_N),
+                "mask": TensorData.adopt(mask_N),
             },
         )
 
 
-def _elements(observation: Observation) -> list[Element]:
-    elements: list[Element] = []
+def _split_after_images(observation: Observation) -> tuple[tuple[ModelInputChunk, ...], tuple[int, ...]]:
+    """The chunks up to the last image, and the tokens after it. Neighbouring tokens share a chunk, so that it does not
+    matter how an observation was put together."""
+    before: list[ModelInputChunk] = []
+    text: tuple[int, ...] = ()
     for chunk in observation.chunks:
-        if isinstance(chunk, ImageChunk):
-            elements.append(chunk)
+        if isinstance(chunk, EncodedTextChunk):
+            text += chunk.tokens  # of a single chunk, no copy
         else:
-            elements.extend(chunk.tokens)
-    return elements
-
-
-def _chunks(elements: Sequence[Element]) -> list[ModelInputChunk]:
-    """The opposite of `_elements`: neighbouring tokens share a chunk."""
-    chunks: list[ModelInputChunk] = []
-    tokens: list[int] = []
-    for element in elements:
-        if isinstance(element, ImageChunk):
-            chunks.extend([EncodedTextChunk(tokens), element] if tokens else [element])
-            tokens = []
-        else:
-            tokens.append(element)
-    return [*chunks, EncodedTextChunk(tokens)] if tokens else chunks
+            before.extend([EncodedTextChunk(text), chunk] if text else [chunk])
+            text = ()
+    return tuple(before), text

@@ -4,13 +4,16 @@ metrics; nothing here logs them.
 Shape suffixes: `P` problems, `G` members of a group, `D` datums, `N` positions of one datum, `A` action tokens of all.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from stovetop.errors import InvalidRequest
+from stovetop.rl.advantages import Floats
 from stovetop.rl.data_processing import all_same
-from stovetop.rl.types import TrajectoryGroup
+from stovetop.rl.types import Trajectory, TrajectoryGroup
 from stovetop.types import Datum, TensorData
 
 GOOD_REWARD = 0.5  # a trajectory of at least this total reward counts as good
@@ -23,20 +26,75 @@ def compute_kl_sample_train(data_D: Sequence[Datum], training_logprobs_D: Sequen
     first without bias, the second with less noise (Schulman 2020, "Approximating KL divergence"). `optim/entropy` is
     the mean of -q. Means are over all action tokens of the batch; without any there is nothing to report: {}.
     """
-    sampled: list[float] = []
-    trained: list[float] = []
-    for datum, training_logprobs in zip(data_D, training_logprobs_D, strict=True):
-        is_action_N = datum.loss_fn_inputs["mask"].array.astype(bool)
-        sampled.extend(datum.loss_fn_inputs["logprobs"].array[is_action_N].tolist())
-        trained.extend(training_logprobs.array[is_action_N].tolist())
-    if not sampled:
+    sampled_A, trained_A = _action_logprobs(data_D, training_logprobs_D)
+    if not sampled_A.size:
         return {}
-    sampled_A = np.array(sampled)
-    gap_A = sampled_A - np.array(trained)
+    gap_A = sampled_A - trained_A
     return {
         "optim/kl_sample_train_v1": float(gap_A.mean()),
         "optim/kl_sample_train_v2": float((gap_A**2).mean() / 2),
         "optim/entropy": float(-sampled_A.mean()),
+    }
+
+
+def compute_clip_fraction(
+    data_D: Sequence[Datum],
+    training_logprobs_D: Sequence[TensorData],
+    clip_low_threshold: float = 0.8,
+    clip_high_threshold: float = 1.2,
+) -> dict[str, float]:
+    """`optim/clip_fraction`: the share of action tokens whose ratio exp(p - q) is outside the thresholds of a clipped
+    loss, whatever their advantages. The defaults are those of "ppo". Without any action token: {}."""
+    sampled_A, trained_A = _action_logprobs(data_D, training_logprobs_D)
+    if not sampled_A.size:
+        return {}
+    ratio_A = np.exp(trained_A - sampled_A)
+    return {"optim/clip_fraction": float(((ratio_A < clip_low_threshold) | (ratio_A > clip_high_threshold)).mean())}
+
+
+class _ActionLogprobs(NamedTuple):
+    sampled_A: Floats
+    trained_A: Floats
+
+
+def _action_logprobs(data_D: Sequence[Datum], training_logprobs_D: Sequence[TensorData]) -> _ActionLogprobs:
+    sampled, trained = [np.zeros(0)], [np.zeros(0)]
+    for datum, training_logprobs in zip(data_D, training_logprobs_D, strict=True):
+        is_action_N = datum.loss_fn_inputs["mask"].array.astype(bool)
+        sampled.append(datum.loss_fn_inputs["logprobs"].array[is_action_N].astype(np.float64))
+        trained.append(training_logprobs.array[is_action_N].astype(np.float64))
+    return _ActionLogprobs(np.concatenate(sampled), np.concatenate(trained))
+
+
+def compute_sampling_client_metrics(
+    sampling_steps_P: Sequence[int], sampling_times_s_P: Sequence[float]
+) -> dict[str, float]:
+    """Of the groups of a batch: the step whose weights sampled each, and how long that took."""
+    if not sampling_steps_P:
+        return {}
+    return {
+        f"{name}_{word}": float(summary(values))
+        for name, values in (("sampling_client/step", sampling_steps_P), ("time/sampling_time", sampling_times_s_P))
+        for word, summary in (("max", np.max), ("min", np.min), ("mean", np.mean))
+    }
+
+
+RL_STEP_FIELDS = {
+    "kl_div": "optim/kl_sample_train_v1",
+    "entropy": "optim/entropy",
+    "clip_fraction": "optim/clip_fraction",
+}
+"""What the fields of the event rl.step, besides the rewards, are called among the metrics of a step."""
+
+
+def rl_step_fields(groups_P: Sequence[TrajectoryGroup], metrics: Mapping[str, float]) -> dict[str, float]:
+    """The fields of the event rl.step: mean and standard deviation of the rewards, and of RL_STEP_FIELDS those that
+    there are."""
+    rewards_PG = [reward for group in groups_P for reward in group.get_total_rewards()]
+    return {
+        "reward_mean": float(np.mean(rewards_PG)),
+        "reward_std": float(np.std(rewards_PG)),
+        **{field: metrics[name] for field, name in RL_STEP_FIELDS.items() if name in metrics},
     }
 
 
@@ -89,6 +147,7 @@ def _group_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "total_ob_tokens": num_observation_tokens,
         "reward/total": float(np.mean([reward for rewards_G in rewards_P_G for reward in rewards_G])),
         **_by_group(rewards_P_G),
+        **_stop_reasons(trajectories_PG),
     }
 
 
@@ -101,3 +160,9 @@ def _by_group(rewards_P_G: Sequence[Sequence[float]]) -> dict[str, float]:
         "by_group/frac_all_good": num_good / len(rewards_P_G),
         "by_group/frac_all_bad": (len(constant_P) - num_good) / len(rewards_P_G),
     }
+
+
+def _stop_reasons(trajectories_PG: Sequence[Trajectory]) -> dict[str, float]:
+    """Which fraction of the episodes ended for which reason. The fractions sum to 1; a reason that is absent has 0."""
+    counts = Counter(trajectory.stop_reason for trajectory in trajectories_PG)
+    return {f"stop/{reason}": count / len(trajectories_PG) for reason, count in counts.items()}

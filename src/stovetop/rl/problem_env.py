@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol, assert_never, cast
 
 from stovetop.completers import StopCondition
+from stovetop.concurrency import in_thread
 from stovetop.datasets import Batches
 from stovetop.errors import GradeError, InvalidRequest
 from stovetop.renderers.base import Renderer
@@ -50,6 +51,7 @@ class ProblemEnv:
     convo_prefix: Sequence[Message] = ()  # what stands before the question, such as a system message
     format_coef: float = 0.1
     truncated: Truncated = "bad_format"
+    slow_checks: bool = False  # make the checks on a thread, so that other episodes go on meanwhile
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         question = Message(role="user", content=self.problem.get_question())
@@ -59,7 +61,8 @@ class ProblemEnv:
     async def step(self, action: Action) -> StepResult:
         message, termination = self.renderer.parse_response(action.tokens)
         ended = action.stop_reason == "stop" and termination.is_clean
-        correct, well_formed = self._grade(get_text_content(message), ended)
+        grade = partial(self._grade, get_text_content(message), ended)
+        correct, well_formed = await in_thread(grade) if self.slow_checks else grade()
         return StepResult(
             reward=self.format_coef * (well_formed - 1) + correct,
             episode_done=True,

@@ -9,8 +9,9 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, assert_never
 
 from stovetop.client import SamplingClient
@@ -18,7 +19,17 @@ from stovetop.completers import StopCondition, TokenCompleter, TokensWithLogprob
 from stovetop.concurrency import map_together, together
 from stovetop.errors import EnvError, GradeError, InvalidRequest
 from stovetop.futures import APIFuture
-from stovetop.rl.types import Env, EnvGroupBuilder, Trajectory, TrajectoryGroup, Transition
+from stovetop.rl.limits import NO_LIMITS, Played, RolloutLimits, TerminationRewardPolicy
+from stovetop.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Observation,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
 from stovetop.types import ModelInput, SampleResponse, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -115,24 +126,80 @@ FAIL_FAST = FailFast()
 # ---- one episode, one group, one batch ---------------------------------------------------------------------------
 
 
-async def do_single_rollout(policy: TokenCompleter, env: Env, *, name: str = "rollout") -> Trajectory:
-    """Plays until the environment says it is done. What the environment raises becomes an EnvError that begins with
-    `name` and says where it happened; what the policy raises stays as it is."""
-    where = f"{name}: {type(env).__name__}"
-    transitions: list[Transition] = []
-    observation, stop = await _answer_of(env.initial_observation(), f"{where}.initial_observation")
-    while not transitions or not transitions[-1].episode_done:
-        action = await policy(observation, stop)
-        result = await _answer_of(env.step(action), f"{where}.step {len(transitions)}")
-        transitions.append(Transition(observation, action, result.reward, result.episode_done, result.metrics))
-        observation, stop = result.next_observation, result.next_stop_condition
-    return Trajectory(transitions, observation)
+async def do_single_rollout(
+    policy: TokenCompleter, env: Env, *, limits: RolloutLimits = NO_LIMITS, name: str = "rollout"
+) -> Trajectory:
+    """Plays until the environment says it is done, or a limit is reached. What the environment raises becomes an
+    EnvError that begins with `name` and says where it happened; what the policy raises stays as it is."""
+    episode = _Episode(f"{name}: {type(env).__name__}")
+    deadline = asyncio.timeout(limits.rollout_timeout_s)
+    try:
+        async with deadline:
+            stop_reason = await _play(policy, env, episode, limits)
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        if not episode.transitions:
+            raise EnvError(f"{episode.where} had no turn within {limits.rollout_timeout_s} s") from error
+        stop_reason = StopReason.ROLLOUT_TIMEOUT
+    if not episode.transitions[-1].episode_done:
+        episode.transitions = [
+            replace(turn, reward=limits.rewards.on_limit(turn.reward)) for turn in episode.transitions
+        ]
+    return Trajectory(episode.transitions, episode.observation, stop_reason)
 
 
-async def do_group_rollout(builder: EnvGroupBuilder, policy: TokenCompleter) -> TrajectoryGroup:
+@dataclass(slots=True)
+class _Episode:
+    """So far."""
+
+    where: str
+    observation: Observation = field(default_factory=ModelInput.empty)
+    transitions: list[Transition] = field(default_factory=list[Transition])
+    num_tool_calls: int = 0
+    num_sampled: int = 0
+
+    def played(self) -> Played:
+        last = self.transitions[-1] if self.transitions else None
+        return Played(
+            len(self.transitions),
+            self.num_tool_calls,
+            self.num_sampled,
+            last.ob.length + len(last.ac.tokens) if last is not None else 0,
+            self.observation.length,
+        )
+
+
+async def _play(policy: TokenCompleter, env: Env, episode: _Episode, limits: RolloutLimits) -> StopReason:
+    where = episode.where
+    episode.observation, stop = await _answer_of(env.initial_observation(), f"{where}.initial_observation")
+    if limits.reached(episode.played()) is not None:
+        raise EnvError(
+            f"{where}: the first observation leaves no room for an answer; it has {episode.observation.length} tokens, "
+            f"and max_trajectory_tokens is {limits.max_trajectory_tokens}"
+        )
+    while True:
+        observation = episode.observation
+        action = await policy(observation, stop, max_tokens=limits.answer_budget(episode.played()))
+        result = await _answer_of(env.step(action), f"{where}.step {len(episode.transitions)}")
+        episode.transitions.append(
+            Transition(observation, action, result.reward, result.episode_done, result.metrics, result.trainable)
+        )
+        episode.num_tool_calls += result.num_tool_calls
+        episode.num_sampled += len(action.tokens)
+        episode.observation, stop = result.next_observation, result.next_stop_condition
+        if result.episode_done:
+            return result.stop_reason
+        if (reached := limits.reached(episode.played())) is not None:
+            return reached
+
+
+async def do_group_rollout(
+    builder: EnvGroupBuilder, policy: TokenCompleter, *, limits: RolloutLimits = NO_LIMITS
+) -> TrajectoryGroup:
     """All environments of a group at once, then the rewards of the group. Trajectory i is that of environment i. The
     first failure is raised; `do_rollouts` offers other ways."""
-    outcome = await _play_group(builder, policy, _limits(FAIL_FAST))
+    outcome = await _play_group(builder, policy, _rules(FAIL_FAST, limits))
     assert outcome.group is not None  # only MinViableGroup skips
     return outcome.group
 
@@ -156,11 +223,15 @@ class Rollouts:
 
 
 async def do_rollouts(
-    builders_P: Sequence[EnvGroupBuilder], policy: TokenCompleter, on_error: ErrorPolicy = FAIL_FAST
+    builders_P: Sequence[EnvGroupBuilder],
+    policy: TokenCompleter,
+    on_error: ErrorPolicy = FAIL_FAST,
+    *,
+    limits: RolloutLimits = NO_LIMITS,
 ) -> Rollouts:
     """All groups of a batch at once. Under MinViableGroup there may be fewer groups than builders, or none at all."""
-    limits = _limits(on_error)
-    outcomes_P = await map_together(lambda builder: _play_group(builder, policy, limits), builders_P, name="group")
+    rules = _rules(on_error, limits)
+    outcomes_P = await map_together(lambda builder: _play_group(builder, policy, rules), builders_P, name="group")
     num_errors: Counter[str] = Counter()
     for outcome in outcomes_P:
         num_errors.update(_kind(error) for error in outcome.errors)
@@ -180,8 +251,10 @@ async def do_rollouts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
-    """What the three error policies come down to."""
+class _Rules:
+    """What the limits and the three error policies come down to."""
+
+    limits: RolloutLimits
 
     max_retries: int
     timeout_s: float | None
@@ -203,44 +276,44 @@ class _GroupOutcome:
     num_dropped: int = 0
 
 
-def _limits(on_error: ErrorPolicy) -> _Limits:
+def _rules(on_error: ErrorPolicy, limits: RolloutLimits) -> _Rules:
     match on_error:
         case FailFast():
-            return _Limits(max_retries=0, timeout_s=None, raises=True)
+            return _Rules(limits, max_retries=0, timeout_s=None, raises=True)
         case RetryOnFailure(max_retries, timeout_s):
-            return _Limits(max_retries, timeout_s, raises=True)
+            return _Rules(limits, max_retries, timeout_s, raises=True)
         case MinViableGroup(min_successful, max_retries, timeout_s):
-            return _Limits(max_retries, timeout_s, raises=False, min_successful=min_successful)
+            return _Rules(limits, max_retries, timeout_s, raises=False, min_successful=min_successful)
         case _:
             assert_never(on_error)
 
 
-async def _play_group(builder: EnvGroupBuilder, policy: TokenCompleter, limits: _Limits) -> _GroupOutcome:
+async def _play_group(builder: EnvGroupBuilder, policy: TokenCompleter, rules: _Rules) -> _GroupOutcome:
     errors: list[Exception] = []
     try:
         envs_G = await _make_envs(builder)
         rollouts_G = await together(
-            (_play_with_retries(builder, policy, limits, index, env) for index, env in enumerate(envs_G)),
+            (_play_with_retries(builder, policy, rules, index, env) for index, env in enumerate(envs_G)),
             name="rollout",
         )
         errors.extend(error for rollout in rollouts_G for error in rollout.errors)
         finished = [(rollout.trajectory, rollout.env) for rollout in rollouts_G if rollout.trajectory is not None]
-        min_successful = math.ceil(0.75 * len(envs_G)) if limits.min_successful is None else limits.min_successful
+        min_successful = math.ceil(0.75 * len(envs_G)) if rules.min_successful is None else rules.min_successful
         if len(finished) < min_successful:
             num_rollouts = f"{len(finished)} of {len(envs_G)} rollouts succeeded, {min_successful} are needed"
             log.warning("%s is skipped: %s", type(builder).__name__, num_rollouts)
             return _GroupOutcome(None, errors)
-        group = await _reward_group(builder, [trajectory for trajectory, _ in finished], [env for _, env in finished])
+        group = await _reward_group(builder, finished, rules.limits.rewards)
         return _GroupOutcome(group, errors, num_dropped=len(envs_G) - len(finished))
     except (EnvError, GradeError) as error:
-        if limits.raises:
+        if rules.raises:
             raise
         log.warning("%s is skipped: %s", type(builder).__name__, error)
         return _GroupOutcome(None, [*errors, error])
 
 
 async def _play_with_retries(
-    builder: EnvGroupBuilder, policy: TokenCompleter, limits: _Limits, index: int, env: Env
+    builder: EnvGroupBuilder, policy: TokenCompleter, rules: _Rules, index: int, env: Env
 ) -> _RolloutOutcome:
     name = f"rollout {index} of {type(builder).__name__}"
     errors: list[Exception] = []
@@ -248,25 +321,28 @@ async def _play_with_retries(
         try:
             if errors:
                 env = (await _make_envs(builder))[index]
-            return _RolloutOutcome(env, await _play_in_time(policy, env, name, limits.timeout_s), errors)
+            async with _in_time(rules.timeout_s, f"{name}: {type(env).__name__}"):
+                trajectory = await do_single_rollout(policy, env, limits=rules.limits, name=name)
+            return _RolloutOutcome(env, trajectory, errors)
         except Exception as error:
             errors.append(error)
-            if len(errors) > limits.max_retries and limits.raises:
+            if len(errors) > rules.max_retries and rules.raises:
                 raise
-            log.warning("try %d of %d failed: %s", len(errors), 1 + limits.max_retries, error)
-            if len(errors) > limits.max_retries:
+            log.warning("try %d of %d failed: %s", len(errors), 1 + rules.max_retries, error)
+            if len(errors) > rules.max_retries:
                 return _RolloutOutcome(env, None, errors)
 
 
-async def _play_in_time(policy: TokenCompleter, env: Env, name: str, timeout_s: float | None) -> Trajectory:
+@asynccontextmanager
+async def _in_time(timeout_s: float | None, what: str) -> AsyncGenerator[None]:
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
-            return await do_single_rollout(policy, env, name=name)
+            yield
     except TimeoutError as error:
         if not deadline.expired():
             raise
-        raise EnvError(f"{name}: {type(env).__name__} did not finish within {timeout_s} s") from error
+        raise EnvError(f"{what} did not finish within {timeout_s} s") from error
 
 
 # ---- asking the user's code, where failures get their names ------------------------------------------------------
@@ -280,11 +356,26 @@ async def _make_envs(builder: EnvGroupBuilder) -> Sequence[Env]:
 
 
 async def _reward_group(
-    builder: EnvGroupBuilder, trajectories_G: Sequence[Trajectory], envs_G: Sequence[Env]
+    builder: EnvGroupBuilder, played_G: Sequence[tuple[Trajectory, Env]], policy: TerminationRewardPolicy
 ) -> TrajectoryGroup:
+    trajectories_G = [trajectory for trajectory, _ in played_G]
+    rewards_G = [0.0] * len(played_G)
+    metrics_G: list[Metrics] = [{} for _ in played_G]
+    graded = [
+        index
+        for index, trajectory in enumerate(trajectories_G)
+        if not (policy.skip_grading_on_timeout and trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT)
+    ]
     try:
-        scores_G = await builder.compute_group_rewards(trajectories_G, envs_G)
-        return TrajectoryGroup(trajectories_G, [reward for reward, _ in scores_G], [metrics for _, metrics in scores_G])
+        async with _in_time(policy.grader_timeout_s, "it"):
+            scores = await builder.compute_group_rewards(
+                [trajectories_G[index] for index in graded], [played_G[index][1] for index in graded]
+            )
+        for index, (reward, metrics) in zip(graded, scores, strict=True):
+            done = trajectories_G[index].transitions[-1].episode_done
+            rewards_G[index] = reward if done else policy.on_limit(reward)
+            metrics_G[index] = metrics
+        return TrajectoryGroup(trajectories_G, rewards_G, metrics_G)
     except Exception as error:
         raise GradeError(f"{type(builder).__name__}.compute_group_rewards failed: {error!r}") from error
 

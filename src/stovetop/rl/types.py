@@ -14,6 +14,7 @@ Shape suffixes: `G` members of a group.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from stovetop.completers import StopCondition, TokensWithLogprobs
@@ -38,6 +39,20 @@ def _check_finite(what: str, reward: float) -> None:
 # ---- what happened -----------------------------------------------------------------------------------------------
 
 
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    COMPLETED = "completed"  # the environment was done
+    TOOL_STOPPED = "tool_stopped"  # a tool said so
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"  # an answer was cut off by the limit of the whole trajectory, or of the answer
+    MAX_SAMPLED_TOKENS = "max_sampled_tokens"  # of all answers together
+    MAX_TOOL_CALLS = "max_tool_calls"
+    CONTEXT_OVERFLOW = "context_overflow"  # an observation left no room for an answer
+    PARSE_ERROR = "parse_error"  # an answer that was no message
+    ROLLOUT_TIMEOUT = "rollout_timeout"
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What an environment answers to an action. After the last step the next observation is what it ends on."""
@@ -47,6 +62,9 @@ class StepResult:
     next_observation: Observation
     next_stop_condition: StopCondition
     metrics: Metrics = field(default_factory=_no_metrics)
+    stop_reason: StopReason = StopReason.COMPLETED  # read when the episode is done
+    num_tool_calls: int = 0  # that the action made
+    trainable: bool = True  # False: the tokens of the action are not trained on, as if they had been observed
 
     def __post_init__(self) -> None:
         _check_finite("the reward of a step", self.reward)
@@ -61,6 +79,7 @@ class Transition:
     reward: float
     episode_done: bool
     metrics: Metrics = field(default_factory=_no_metrics)
+    trainable: bool = True  # False: the tokens of the action are not trained on, as if they had been observed
 
     def __post_init__(self) -> None:
         _check_finite("the reward of a transition", self.reward)
@@ -70,10 +89,12 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. `final_ob` is the observation after the last action, which nobody answered to."""
+    """One episode. `final_ob` is the observation after the last action, which nobody answered to. Where a limit ended
+    the episode, no transition is done."""
 
     transitions: Sequence[Transition]
     final_ob: Observation
+    stop_reason: StopReason = StopReason.COMPLETED
 
     def __post_init__(self) -> None:
         if not self.transitions:

@@ -15,7 +15,7 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from stovetop.datasets import load_chats, shuffled, split_rows
+from stovetop.datasets import interleave, load_chats, shuffled, split_rows
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer, TrainOnWhat
@@ -48,9 +48,12 @@ def create_rightshifted_model_input_and_leftshifted_targets(
     *before, last = chunks
     if isinstance(last, ImageChunk) or not last.tokens:
         raise InvalidRequest(f"a sequence must end with text, for there is no token to predict in: {last}")
-    tokens = [token for chunk in chunks for token in _tokens_or_zeros(chunk)]
-    shortened = [EncodedTextChunk(last.tokens[:-1])] if len(last.tokens) > 1 else []
-    return ModelInput([*before, *shortened]), tokens[1:]
+    targets: list[int] = []
+    for chunk in chunks:
+        targets += _tokens_or_zeros(chunk)
+    del targets[0]
+    shortened = [last.first(-1)] if len(last.tokens) > 1 else []
+    return ModelInput([*before, *shortened]), targets
 
 
 def datum_from_model_input_weights(
@@ -95,7 +98,7 @@ def conversations_to_data(
     maker = _DatumMaker(renderer, max_length, train_on_what, reduction)
     data: list[Datum] = []
     for index, conversation in enumerate(conversations):
-        with _naming_row(index):
+        with naming_row(index):
             data += maker(conversation)
     maker.warn_of_cuts()
     return data
@@ -136,7 +139,7 @@ class _DatumMaker:
 
 
 @contextmanager
-def _naming_row(index: int) -> Generator[None, None, None]:
+def naming_row(index: int) -> Generator[None, None, None]:
     try:
         yield
     except InvalidRequest as error:
@@ -162,7 +165,7 @@ def _cut(chunks: Sequence[ModelInputChunk], max_length: int | None) -> list[Mode
     for chunk in chunks:
         if chunk.length > room:
             if isinstance(chunk, EncodedTextChunk) and room > 0:
-                kept.append(EncodedTextChunk(chunk.tokens[:room]))
+                kept.append(chunk.first(room))
             break
         kept.append(chunk)
         room -= chunk.length
@@ -216,14 +219,11 @@ class SupervisedDatasetFromRows(Generic[Row]):
         flatmap_fn: Callable[[Row], Sequence[Datum]] | None = None,
         drop_last: bool = True,
     ) -> None:
-        if (map_fn is None) == (flatmap_fn is None):
-            raise InvalidRequest("a dataset takes exactly one of map_fn and flatmap_fn")
         if batch_size < 1 or len(rows) < (batch_size if drop_last else 1):
             raise InvalidRequest(f"batch_size must be in 1..{len(rows)}, the number of rows: {batch_size}")
         self._rows = rows
         self._batch_size = batch_size
-        self._map_fn = map_fn
-        self._flatmap_fn = flatmap_fn
+        self._make = data_maker(map_fn, flatmap_fn)
         self._num_batches = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
         self.set_epoch(0)
 
@@ -237,14 +237,22 @@ class SupervisedDatasetFromRows(Generic[Row]):
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         chosen = self._order[index * self._batch_size : (index + 1) * self._batch_size]
-        return [datum for row_index in chosen for datum in self._data_of(row_index)]
+        data: list[Datum] = []
+        for row_index in chosen:
+            with naming_row(row_index):
+                data += self._make(self._rows[row_index])
+        return data
 
-    def _data_of(self, row_index: int) -> Sequence[Datum]:
-        with _naming_row(row_index):
-            if self._map_fn is not None:
-                return [self._map_fn(self._rows[row_index])]
-            assert self._flatmap_fn is not None
-            return self._flatmap_fn(self._rows[row_index])
+
+def data_maker(
+    map_fn: Callable[[Row], Datum] | None, flatmap_fn: Callable[[Row], Sequence[Datum]] | None
+) -> Callable[[Row], Sequence[Datum]]:
+    """The one of the two that there is, as a function to several datums."""
+    if map_fn is not None and flatmap_fn is None:
+        return lambda row: [map_fn(row)]
+    if flatmap_fn is not None and map_fn is None:
+        return flatmap_fn
+    raise InvalidRequest("a dataset takes exactly one of map_fn and flatmap_fn")
 
 
 class ChatDataset:
@@ -293,11 +301,14 @@ class ChatDatasetBuilderCommonConfig:
     max_length: int | None = None  # tokens of one example; None: as long as it is
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
 
+    def renderer(self) -> Renderer:
+        return get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+
     def dataset(self, chats: Sequence[Sequence[Message]], *, drop_last: bool) -> ChatDataset:
         return ChatDataset(
             chats,
             self.batch_size,
-            get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer)),
+            self.renderer(),
             max_length=self.max_length,
             train_on_what=self.train_on_what,
             drop_last=drop_last,
@@ -318,3 +329,23 @@ class FromConversationFileBuilder:
         split = split_rows(load_chats(self.file_path), self.test_size, self.shuffle_seed)
         train = self.common_config.dataset(split.train, drop_last=True)
         return train, self.common_config.dataset(split.test, drop_last=False) if split.test else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterleavedChatDatasetBuilder:
+    """Chats of several files, each with its share of the chats of an epoch. A file that is smaller than its share gives
+    chats again, though none twice before all others of it once."""
+
+    common_config: ChatDatasetBuilderCommonConfig
+    file_paths: tuple[str, ...]  # or other sources that `datasets.load_chats` knows
+    weights: tuple[float, ...]  # of the files, in any unit
+    num_chats: int  # of an epoch
+    test_size: int = 0  # chats held out of each file
+    shuffle_seed: int = 0  # decides which, and the order of the rest
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        splits = [split_rows(load_chats(path), self.test_size, self.shuffle_seed) for path in self.file_paths]
+        chats = interleave([split.train for split in splits], self.weights, self.num_chats, self.shuffle_seed)
+        train = self.common_config.dataset(chats, drop_last=True)
+        test = [chat for split in splits for chat in split.test]
+        return train, self.common_config.dataset(test, drop_last=False) if test else None

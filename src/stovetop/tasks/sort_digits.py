@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stovetop.datasets import Row, split_rows
 from stovetop.renderers.base import Renderer
-from stovetop.rl.problem_env import ProblemDataset, answer_builders
+from stovetop.rl.problem_env import ProblemDataset, ProblemGroupBuilder, answer_builders
 
 NAME = "sort_digits"
 SYSTEM = "Sort the numbers."
@@ -61,6 +61,10 @@ def dataset(
     """The problems of reinforcement learning, in an order that depends on the seed."""
     builders = answer_builders(problems(), renderer, group_size, dataset_name=NAME)
     return ProblemDataset(builders, groups_per_batch, num_epochs=num_epochs, seed=seed)
+
+
+def held_out_builders(renderer: Renderer, group_size: int = 1) -> list[ProblemGroupBuilder]:
+    return answer_builders(test_problems(), renderer, group_size, dataset_name=NAME)
 
 
 # ---- which problem is where --------------------------------------------------------------------------------------

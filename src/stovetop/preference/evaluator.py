@@ -1,0 +1,63 @@
+"""How often a policy's answers are preferred to reference answers. When an evaluator runs, and what else it may be,
+stands in evaluators.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stovetop.client import SamplingClient
+from stovetop.completers import SamplingMessageCompleter
+from stovetop.concurrency import map_together, together
+from stovetop.errors import InvalidRequest
+from stovetop.preference.reward_model import PreferenceModel, checked_score
+from stovetop.preference.types import Comparison
+from stovetop.renderers.base import Renderer
+from stovetop.renderers.messages import Content
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPolicyEvaluator:
+    """A SamplingClientEvaluator: completion A of each comparison is the reference answer, and the policy's own takes
+    the place of completion B. Reports `win_rate`, where 1 is a win, 0 a loss and ½ a tie, and `stderr`, its standard
+    error: the standard deviation of the items over the root of their number."""
+
+    comparisons: Sequence[Comparison]
+    preference_model: PreferenceModel
+    renderer: Renderer
+    max_tokens: int = 1024  # of an answer
+    temperature: float = 1.0
+    both_ways: bool = True  # ask about both orders, and take the mean; False: once, with the policy's answer as B
+    content_preprocessor: Callable[[Content], Content] | None = None  # of the policy's answer, before it is judged
+    name: str = ""  # before the metrics, with a slash; none without it
+    seed: int | None = None  # of every answer; None: fresh ones each time
+
+    def __post_init__(self) -> None:
+        if not self.comparisons:
+            raise InvalidRequest("a ComparisonPolicyEvaluator needs at least one comparison: there is none")
+
+    async def __call__(self, client: SamplingClient) -> dict[str, float]:
+        policy = SamplingMessageCompleter(
+            client, self.renderer, self.max_tokens, temperature=self.temperature, seed=self.seed
+        )
+        scores = np.array(await map_together(lambda one: self._score(policy, one), self.comparisons, name="comparison"))
+        prefix = f"{self.name}/" if self.name else ""
+        return {
+            f"{prefix}win_rate": float(scores.mean()),
+            f"{prefix}stderr": float(scores.std() / np.sqrt(len(scores))),
+        }
+
+    async def _score(self, policy: SamplingMessageCompleter, comparison: Comparison) -> float:
+        """From 0, the reference is better, to 1. Judged both ways it is (r₀ - r₁ + 2) / 4, where r₁ is of the swapped
+        comparison."""
+        answer = await policy(comparison.prompt_conversation)
+        if self.content_preprocessor is not None:
+            answer["content"] = self.content_preprocessor(answer["content"])
+        judged = replace(comparison, completion_B=[answer])
+        if not self.both_ways:
+            return (await checked_score(self.preference_model, judged) + 1) / 2
+        first, swapped = await together(
+            [checked_score(self.preference_model, judged), checked_score(self.preference_model, judged.swap())]
+        )
+        return (first - swapped + 2) / 4

@@ -1,0 +1,115 @@
+r"""Mathematical problems with one right answer, which the policy puts into \boxed{}. Rows come in the schemas of the
+known datasets: GSM8K (`question`, `answer` with its steps and, behind `####`, the result), MATH (`problem`, `solution`
+with the result in \boxed{}, or `answer`), DeepMath (`question`, `final_answer`).
+
+The reward is that of `ProblemEnv`: 1 for a right answer, and 0.1 less where nothing is boxed. What counts as equal is
+decided in `math_grading`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from stovetop.datasets import load_rows
+from stovetop.errors import InvalidRequest
+from stovetop.renderers.base import Renderer
+from stovetop.renderers.messages import Message
+from stovetop.rl.problem_env import ProblemDataset, ProblemEnv, ProblemGroupBuilder
+from stovetop.tasks.math_grading import Grade, extract_boxed, extract_gsm_answer, grade_here
+
+NAME = "math"
+SAMPLE = "sample:gsm"
+INSTRUCTION = "Give the result in \\boxed{}."
+NUM_TEST_PROBLEMS_OF_SAMPLE = 8
+
+FEW_SHOT: Sequence[Message] = (
+    Message(role="user", content=f"How many times does the letter r occur in strawberry? {INSTRUCTION}"),
+    Message(
+        role="assistant",
+        content="The letters are s, t, r, a, w, b, e, r, r, y. The third, the eighth and the ninth are an r, so r "
+        "occurs \\boxed{3} times.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MathProblem:
+    """See `problem_env.Problem`."""
+
+    question: str
+    reference: str
+    grade: Grade  # `MathGrader.grade` where policies answer
+
+    def get_question(self) -> str:
+        return f"{self.question} {INSTRUCTION}"
+
+    def check_answer(self, text: str) -> bool:
+        given = extract_boxed(text)
+        return given is not None and self.grade(given, self.reference).is_correct
+
+    def check_format(self, text: str) -> bool:
+        return extract_boxed(text) is not None
+
+    def get_reference_answer(self) -> str:
+        return self.reference
+
+
+def problem_of_row(row: Mapping[str, object], grade: Grade, where: str = "row") -> MathProblem:
+    """`where` names the row in errors."""
+    question, reference = _text(row, "question", "problem"), _text(row, "final_answer", "answer", "solution")
+    if not question or not reference:
+        raise InvalidRequest(
+            f"{where} needs 'question' or 'problem', and 'final_answer', 'answer' or 'solution', as texts; it has "
+            f"{sorted(row)}"
+        )
+    if "####" in reference:
+        reference = extract_gsm_answer(reference)
+    elif "boxed" in reference:
+        reference = extract_boxed(reference)
+    if not reference:
+        raise InvalidRequest(f"{where} has no result behind #### or in \\boxed{{}}: {row}")
+    return MathProblem(question, reference, grade)
+
+
+def builders(
+    rows: Sequence[Mapping[str, object]],
+    renderer: Renderer,
+    group_size: int,
+    grade: Grade,
+    *,
+    few_shot: bool = False,
+    dataset_name: str = NAME,
+) -> list[ProblemGroupBuilder]:
+    """A group builder for each row; with `few_shot` each chat begins with a solved example."""
+    problems = [problem_of_row(row, grade, f"row {index}") for index, row in enumerate(rows)]
+    prefix = FEW_SHOT if few_shot else ()
+    return [
+        ProblemGroupBuilder(partial(ProblemEnv, problem, renderer, prefix, slow_checks=True), group_size, dataset_name)
+        for problem in problems
+    ]
+
+
+def dataset(
+    renderer: Renderer,
+    grade: Grade,
+    source: str = SAMPLE,
+    *,
+    groups_per_batch: int = 8,
+    group_size: int = 8,
+    num_epochs: int = 1,
+    seed: int = 0,
+    few_shot: bool = False,
+) -> ProblemDataset:
+    """The problems of a source, in an order that depends on the seed; of the sample, those that are not its test."""
+    rows = load_rows(source)[NUM_TEST_PROBLEMS_OF_SAMPLE if source == SAMPLE else 0 :]
+    groups = builders(rows, renderer, group_size, grade, few_shot=few_shot)
+    return ProblemDataset(groups, groups_per_batch, num_epochs=num_epochs, seed=seed)
+
+
+def held_out_builders(renderer: Renderer, group_size: int = 1, grade: Grade = grade_here) -> list[ProblemGroupBuilder]:
+    """The test problems of the sample."""
+    return builders(load_rows(SAMPLE)[:NUM_TEST_PROBLEMS_OF_SAMPLE], renderer, group_size, grade)
+
+
+def _text(row: Mapping[str, object], *names: str) -> str | None:
+    return next((value for name in names if isinstance(value := row.get(name), str) and value.strip()), None)

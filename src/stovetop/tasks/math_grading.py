@@ -1,0 +1,248 @@
+r"""Whether an answer to a mathematical problem is right: where the answer stands in a text, and whether it is equal to
+the reference: as text, as a number, or by algebra (math-verify and sympy, the extra `math`).
+
+Algebra may take for ever on what a policy writes, and may crash. `MathGrader` therefore does it in worker processes,
+with a time limit that holds on any thread.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from stovetop.errors import GradeError, MissingExtra
+from stovetop.rl.process_pool import WorkerPool
+
+log = logging.getLogger(__name__)
+
+SympyValue = Any  # an expression, a set, a matrix: whatever answers can be
+
+MAX_MEMORY_BYTES = 4 << 30  # of the address space of a worker process
+MAX_ANSWER_LENGTH = 2000  # characters; whatever is longer is no answer
+
+
+# ---- where the answer stands -------------------------------------------------------------------------------------
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""What is in the last `\boxed{...}` (or `\fbox{...}`), braces within it included; None without a whole one.
+
+    >>> extract_boxed(r"so \boxed{1}, no: \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    """
+    open_braces: list[int | None] = []  # where the answer begins, for the brace of a box
+    last: tuple[int, int] | None = None
+    for found in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", text, re.DOTALL):
+        if found[0] == "}":
+            begin = open_braces.pop() if open_braces else None
+            if begin is not None and (last is None or begin > last[0]):
+                last = begin, found.start()
+        elif found[0].endswith("{") and found[0] != r"\{":
+            open_braces.append(found.end() if found[0] != "{" else None)
+    return text[slice(*last)].strip() if last is not None else None
+
+
+def extract_gsm_answer(text: str) -> str | None:
+    """What follows the last `####`, on its line."""
+    _, mark, answer = text.rpartition("####")
+    return answer.strip().split("\n")[0].strip() if mark and answer.strip() else None
+
+
+# ---- equal as text, or as a number -------------------------------------------------------------------------------
+
+_REWRITTEN = [
+    (r",\\!\s*(?=\d{3})", ""),
+    (r"(?<!\\)\\(?:left(?![a-z])|right(?![a-z])|displaystyle|[,!;: ])", ""),
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
+    (r"\\\$|\$|\\\(|\\\)|\\\[|\\\]", ""),
+    (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree", ""),
+    (r"_\{(\w)\}", r"_\1"),
+    (r"(\d)(?:\{,\}|,)(?=\d{3}(?!\d))", r"\1"),
+    (r"\s+", " "),
+]
+_IN_BASE = re.compile(r"([0-9a-zA-Z]{1,40})_\{?(\d\d?)\}?")
+_NUMBER = re.compile(r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})")
+
+
+def normalize(answer: str) -> str:
+    r"""The same answer with fewer ways to write it: no spacing, dollars, degrees or `\text`, no commas that group
+    thousands, no full stop at its end."""
+    for pattern, replacement in _REWRITTEN:
+        answer = re.sub(pattern, replacement, answer)
+    return answer.strip().removesuffix(".").strip()
+
+
+def same_text_or_number(given: str, reference: str) -> bool | None:
+    """Whether two answers are equal, where that can be said without algebra; None where it cannot."""
+    given, reference = normalize(given), normalize(reference)
+    if not given or len(given) > MAX_ANSWER_LENGTH:
+        return False
+    if given == reference:
+        return True
+    if _NUMBER.fullmatch(given) and _NUMBER.fullmatch(reference):
+        return Fraction(given) == Fraction(reference)
+    if _IN_BASE.fullmatch(given) and _IN_BASE.fullmatch(reference):
+        return False  # algebra would take the base for an index
+    return False if len(given) == len(reference) == 1 else None
+
+
+# ---- equal by algebra --------------------------------------------------------------------------------------------
+
+
+def same_answer(given: str, reference: str) -> bool:
+    """Whether two answers are equal in any of the ways. It may take for ever, and may raise anything."""
+    decided = same_text_or_number(given, reference)
+    if decided is not None:
+        return decided
+    given, reference = normalize(given), normalize(reference)
+    return _same_words(given, reference) or same_by_algebra(given, reference)
+
+
+def same_by_algebra(given: str, reference: str) -> bool:
+    """Of normalized answers; one that cannot be read is equal to none."""
+    expected, found = _read(reference), _read(given)
+    if expected is None or found is None or _contradicts_itself(given):
+        return False
+    verify = _library("math_verify", "math-verify").verify
+    is_same = verify(expected, found, timeout_seconds=None, raise_on_error=True)
+    return is_same and not _differ_below_rounding(_value(expected), _value(found))
+
+
+def _read(answer: str) -> SympyValue | None:
+    """None for an answer that the library reads as text only, or as undefined."""
+    math_verify, sympy = _library("math_verify", "math-verify"), _library("sympy", "sympy")
+    # The library's own time limits need the main thread and its signals; the limit here is the worker's.
+    found = math_verify.parse(f"${answer}$", [math_verify.LatexExtractionConfig()], parsing_timeout=None)
+    if not found or isinstance(found[0], str) or found[0].has(sympy.zoo, sympy.nan):
+        return None
+    return found[0]
+
+
+def _value(expression: SympyValue) -> complex | None:
+    """Of a number; None for anything else."""
+    sympy = _library("sympy", "sympy")
+    is_number = isinstance(expression, sympy.Expr) and expression.is_number
+    return complex(expression.doit().evalf()) if is_number else None
+
+
+def _contradicts_itself(given: str) -> bool:
+    r"""Whether an answer is a chain of numbers that are not equal, such as 0.56 = 66\%."""
+    sides = given.split("=")
+    values = [value for side in sides if (value := _value(_read(side))) is not None]
+    is_chain = len(values) == len(sides) > 1
+    return is_chain and any(abs(value - values[0]) > 1e-6 * abs(values[0]) for value in values)
+
+
+def _differ_below_rounding(expected: complex | None, found: complex | None) -> bool:
+    """Whether two numbers are so small that the library, which rounds to six places, takes them for equal."""
+    if expected is None or found is None:
+        return False
+    size = max(abs(expected), abs(found))
+    return size < 1e-3 and abs(expected - found) > 1e-4 * size
+
+
+def _same_words(given: str, reference: str) -> bool:
+    """Of answers that are words or letters of a choice: "Tuesday" is "tuesday", "(C)" is "C"."""
+    words = _words(given)
+    return words is not None and words == _words(reference)
+
+
+def _words(answer: str) -> str | None:
+    to_text: Callable[[str], str] = _library("pylatexenc.latex2text", "pylatexenc").LatexNodes2Text().latex_to_text
+    text = to_text(answer).strip().strip("().").strip()
+    if not re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text):
+        return None
+    return text.casefold() if len(text) > 1 else text
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(package, "math") from error
+
+
+# ---- in worker processes -----------------------------------------------------------------------------------------
+
+
+class Verdict(StrEnum):
+    """What became of an answer. Ask the predicate; it is no truth value, for it would always be true."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNDECIDED = "undecided"  # comparing it took too long, or broke, while the reference is fine: counts as wrong
+
+    @property
+    def is_correct(self) -> bool:
+        return self is Verdict.CORRECT
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Verdict is not a truth value; ask .is_correct")
+
+
+Grade = Callable[[str, str], Verdict]
+"""Of a given answer, compared with the reference."""
+
+
+def grade_here(given: str, reference: str) -> Verdict:
+    """In this process, without a limit of time: for answers that people write, and for notebooks."""
+    return _verdict(same_answer(given, reference))
+
+
+@dataclass(slots=True)
+class MathGrader:
+    r"""Grades in worker processes, which start when an answer first needs algebra. An answer that hangs or breaks the
+    comparison costs one process and is undecided; a reference that does so when compared with itself is a GradeError,
+    for then no answer could have been right.
+
+        with WorkerPool(2, prepare=prepare_worker) as pool:
+            MathGrader(pool).grade(r"\frac{1}{3}", r"3^{-1}").is_correct
+    """
+
+    pool: WorkerPool
+    timeout_s: float = 5.0  # of one comparison
+    num_undecided: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        for package, module in (("math-verify", "math_verify"), ("pylatexenc", "pylatexenc")):
+            if find_spec(module) is None:
+                raise MissingExtra(package, "math")
+
+    def grade(self, given: str, reference: str) -> Verdict:
+        """On any thread, also on several at once."""
+        decided = same_text_or_number(given, reference)
+        if decided is not None:
+            return _verdict(decided)
+        try:
+            return _verdict(self._run(same_answer, given, reference))
+        except Exception as error:
+            try:
+                self._run(same_by_algebra, reference, reference)
+            except Exception as broken:
+                raise GradeError(f"the grader breaks on a reference answer: {reference!r}: {broken}") from broken
+            log.warning("undecided, which counts as wrong: %r (reference: %r): %s", given[:80], reference, error)
+            self.num_undecided += 1
+            return Verdict.UNDECIDED
+
+    def _run(self, compare: Callable[[str, str], bool], given: str, reference: str) -> bool:
+        return self.pool.run(compare, given, reference, timeout_s=self.timeout_s, name="a comparison of answers")
+
+
+def _verdict(is_same: bool) -> Verdict:
+    return Verdict.CORRECT if is_same else Verdict.WRONG
+
+
+def prepare_worker() -> None:
+    """The `prepare` of a pool: loads the libraries, which also build tables when they are first used, so that no
+    answer's time goes into it; and limits the memory that an answer may take."""
+    import resource
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # an answer that cannot be read is no news
+    same_answer(r"\frac{1}{2}", "0.5")
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))

@@ -1,0 +1,86 @@
+"""Preferences change a policy: from pairs to a gradient and back, on the recording backend."""
+
+import asyncio
+
+import pytest
+
+from stovetop.backends import recording
+from stovetop.errors import InvalidRequest
+from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
+from stovetop.preference.datasets import DPODataset, preference_model_dataset, with_mismatched
+from stovetop.preference.evaluator import ComparisonPolicyEvaluator
+from stovetop.preference.losses import KTO, PREFERENCE_LOSSES, needs_reference, preference_loss_fn
+from stovetop.preference.reference import create_dpo_clients
+from stovetop.preference.reward_model import PreferenceModelFromChatRenderer
+from stovetop.supervised.logprobs import compute_reference_logprobs
+from stovetop.types import AdamParams
+
+from .examples import RENDERER, labeled, texts
+
+# Separable: the better answers are in small letters, the worse in capitals.
+ANSWERS = ["yes", "sure", "of course", "gladly", "why not", "here you are", "with pleasure", "as they like"]
+TRAIN = [labeled("A", f"q{index}", answer, answer.upper()) for index, answer in enumerate(ANSWERS)]
+TEST = [
+    labeled("B", f"t{index}", answer.upper(), answer)
+    for index, answer in enumerate(["of course, with pleasure", "as you like"])
+]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("loss", [one() for one in PREFERENCE_LOSSES.values()], ids=lambda loss: loss.name)
+def test_accuracy_passes_nine_tenths_on_a_separable_set(tmp_path, loss, seed):
+    async def train() -> list[dict[str, float]]:
+        clients = await create_dpo_clients(service, tmp_path / "run", model_name="any/name", seed=seed)
+        policy = clients.start.training_client
+        batches = DPODataset(TRAIN, 4, RENDERER)
+        held_out = DPODataset(TEST, 2, RENDERER).get_batch(0)
+        history = []
+        for epoch in range(6):
+            batches.set_epoch(seed + epoch)
+            for data_D in map(batches.get_batch, range(len(batches))):
+                data_D = with_mismatched(data_D) if isinstance(loss, KTO) else data_D
+                reference = (
+                    await compute_reference_logprobs(clients.reference, data_D) if needs_reference(loss) else None
+                )
+                output = policy.forward_backward_custom(data_D, preference_loss_fn(loss, reference))
+                policy.optim_step(AdamParams(learning_rate=0.05))
+                history.append((await output).metrics)
+        test_D = with_mismatched(held_out) if isinstance(loss, KTO) else held_out
+        reference = await compute_reference_logprobs(clients.reference, test_D) if needs_reference(loss) else None
+        tested = await policy.forward_backward_custom(test_D, preference_loss_fn(loss, reference))
+        return [*history, tested.metrics]
+
+    with recording.open_service(tmp_path, seed=seed) as service:
+        *history, tested = asyncio.run(train())
+    assert history[0]["accuracy"] <= 0.75 if not needs_reference(loss) else history[0]["accuracy"] == 0
+    assert history[-1]["accuracy"] > 0.9
+    assert tested["accuracy"] > 0.9
+    assert history[-1][f"{loss.name}_loss"] < history[0][f"{loss.name}_loss"]
+
+
+def test_a_single_pair_is_no_batch_for_kto():
+    with pytest.raises(InvalidRequest, match="raise the batch size"):
+        with_mismatched(DPODataset(TRAIN, 1, RENDERER).get_batch(0))
+
+
+def test_a_preference_model_that_was_trained_on_comparisons_judges_a_policy(tmp_path):
+    """The recording backend sees one token back, so it can only learn which label is the more frequent one."""
+    judged = ComparisonRendererFromChatRenderer(RENDERER)
+
+    async def run() -> tuple[dict[str, float], dict[str, float]]:
+        trainer = await service.create_lora_training_client("any/judge")
+        data_D = preference_model_dataset(TRAIN, len(TRAIN), judged, swap=False).get_batch(0)
+        for _ in range(20):
+            trainer.forward_backward(data_D, "cross_entropy")
+            await trainer.optim_step(AdamParams(learning_rate=0.5))
+        judge = PreferenceModelFromChatRenderer(judged, await trainer.save_weights_and_get_sampling_client())
+        policy = await service.create_sampling_client(base_model="any/policy")
+        comparisons = [one.comparison for one in TEST]
+        evaluator = ComparisonPolicyEvaluator(comparisons, judge, RENDERER, max_tokens=4, both_ways=False, seed=0)
+        return await evaluator(policy), judge.metrics()
+
+    with recording.open_service(tmp_path) as service:
+        metrics, judged_metrics = asyncio.run(run())
+    assert metrics == {"win_rate": 0.0, "stderr": 0.0}  # it always says A, which here is the reference answer
+    assert judged_metrics == {"preference_model/num_asked": 2, "preference_model/num_without_answer": 0}
+    assert texts(TEST[0].comparison)[0].isupper()

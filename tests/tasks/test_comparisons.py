@@ -1,0 +1,136 @@
+import pytest
+
+from stovetop.preference.types import Comparison, LabeledComparison
+from stovetop.renderers.messages import Message
+from stovetop.tasks.comparisons import (
+    helpsteer3,
+    hhh,
+    parse_helpsteer3,
+    parse_hhh,
+    parse_ultrafeedback,
+    ultrafeedback,
+)
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def assistant(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+# ---- rows, as the datasets have them -------------------------------------------------------------------------
+
+HHH = {
+    "chosen": "\n\nHuman: How old is it?\n\nAssistant: Do you want years?\n\nHuman: Yes\n\nAssistant: 4.5 billion.",
+    "rejected": "\n\nHuman: How old is it?\n\nAssistant: Do you want years?\n\nHuman: Yes\n\nAssistant: Very old.",
+}
+HELPSTEER3 = {
+    "domain": "general",
+    "language": "english",
+    "context": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, user("Tell me a joke")],
+    "response1": "No.",
+    "response2": "Two atoms meet.",
+    "overall_preference": 2,
+    "individual_preference": [{"score": 2, "reasoning": "...", "feedback1": "...", "feedback2": "..."}],
+}
+ULTRAFEEDBACK = {
+    "source": "evol_instruct",
+    "instruction": "Count to three.",
+    "chosen_response": "1, 2, 3",
+    "rejected_response": "3, 2, 1",
+    "chosen_avg_rating": 4.5,
+    "rejected_avg_rating": 2.0,
+    "chosen_model": "a",
+}
+
+
+def test_a_pair_of_transcripts_differs_in_the_last_answer():
+    prompt = [user("How old is it?"), assistant("Do you want years?"), user("Yes")]
+    comparison = Comparison(prompt, [assistant("4.5 billion.")], [assistant("Very old.")])
+    assert parse_hhh(HHH) == LabeledComparison(comparison, "A")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"chosen": HHH["chosen"], "rejected": None},
+        {"chosen": HHH["chosen"], "rejected": HHH["chosen"]},
+        {"chosen": HHH["chosen"], "rejected": "\n\nHuman: Another question\n\nAssistant: Very old."},
+        {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant:"},
+        {"chosen": "\n\nHuman: q\n\nAssistant: a\n\nHuman: b", "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: c"},
+        {"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"},
+        {"chosen": "\n\nHuman: q\n\nHuman: r\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nHuman: r\n\nAssistant: b"},
+        {"chosen": "junk\n\nHuman: q\n\nAssistant: a", "rejected": "junk\n\nHuman: q\n\nAssistant: b"},
+        {"chosen": "no turns", "rejected": "no turns at all"},
+        {"chosen": "", "rejected": ""},
+    ],
+)
+def test_transcripts_that_are_no_pair_are_left_out(row):
+    assert parse_hhh(row) is None
+
+
+def test_the_sign_of_a_preference_says_which_response_is_better():
+    prompt = [user("Hi"), assistant("Hello"), user("Tell me a joke")]
+    comparison = Comparison(prompt, [assistant("No.")], [assistant("Two atoms meet.")])
+    assert parse_helpsteer3(HELPSTEER3) == LabeledComparison(comparison, "B")
+    assert parse_helpsteer3(HELPSTEER3 | {"overall_preference": -1}) == LabeledComparison(comparison, "A")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"overall_preference": 0},
+        {"overall_preference": None},
+        {"overall_preference": "2"},
+        {"context": "Hi"},
+        {"context": []},
+        {"context": ["Hi"]},
+        {"context": [{"role": "critic", "content": "Hi"}]},
+        {"context": [{"role": "user"}]},
+        {"response1": None},
+        {"response2": ""},
+        {"response2": "No."},
+    ],
+)
+def test_preferences_that_say_nothing_are_left_out(change):
+    assert parse_helpsteer3(HELPSTEER3 | change) is None
+
+
+def test_an_instruction_has_a_chosen_and_a_rejected_response():
+    comparison = Comparison([user("Count to three.")], [assistant("1, 2, 3")], [assistant("3, 2, 1")])
+    assert parse_ultrafeedback(ULTRAFEEDBACK) == LabeledComparison(comparison, "A")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"instruction": ""}, {"instruction": None}, {"chosen_response": 3}, {"rejected_response": "1, 2, 3"}],
+)
+def test_instructions_without_two_responses_are_left_out(change):
+    assert parse_ultrafeedback(ULTRAFEEDBACK | change) is None
+
+
+# ---- bundled samples -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "num_rows", "num_skipped"),
+    [
+        (hhh, "sample:hhh", 12, 0),
+        (helpsteer3, "sample:helpsteer3", 10, 1),
+        (ultrafeedback, "sample:ultrafeedback", 10, 0),
+    ],
+)
+def test_each_dataset_has_a_bundled_sample_that_splits_reproducibly(make, source, num_rows, num_skipped):
+    loaded = make(source, test_size=3).get_labeled_comparisons()
+    assert len(loaded.train) + len(loaded.test) == num_rows - num_skipped
+    assert loaded.num_skipped == num_skipped
+    assert len(loaded.test) == 3
+    assert loaded == make(source, test_size=3).get_labeled_comparisons()
+
+
+def test_a_bundled_sample_keeps_half_of_its_rows_to_train_on():
+    loaded = hhh("sample:hhh").get_labeled_comparisons()
+    assert (len(loaded.train), len(loaded.test)) == (6, 6)
