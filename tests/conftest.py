@@ -19,6 +19,12 @@ hypothesis.settings.register_profile("stovetop", deadline=None, derandomize=True
 hypothesis.settings.load_profile("stovetop")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--conversations", type=int, default=50, help="on how many chats each property of a renderer is tried"
+    )
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceClient]:
     """The recording backend, saving under tmp_path."""

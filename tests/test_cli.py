@@ -7,15 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from engine import tiny
+from stovetop.backends import local
 from stovetop.cli import as_flags, config_fields, load_recipe, main
 from stovetop.recipes import RECIPES, Recipe
+from stovetop.types import AdamParams
 
 TOY = '''
 """Counts to ten.
 
 Nothing is trained."""
 
+import asyncio
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,7 +52,8 @@ async def main(config: Config) -> None:
         case "diverge":
             raise Diverged("the loss", 3, float("nan"))
         case "interrupt":
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
+            await asyncio.sleep(10)
         case "crash":
             raise ZeroDivisionError("a bug")
 '''
@@ -70,18 +78,18 @@ def code_of(*words: str) -> int:
 # ---- run -----------------------------------------------------------------------------------------------------------
 
 
-def test_run_passes_fields_in_either_form_to_the_recipe(capsys: pytest.CaptureFixture[str]):
+def test_run_passes_fields_in_either_form_to_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("run", "toy", "--learning-rate", "-3e-4", "num_epochs=2", "--limit=3", "shuffle=False") == 0
     said = capsys.readouterr().out
     assert "num_epochs=2, learning_rate=-0.0003, limit=3, shuffle=False, then='finish'" in said
 
 
-def test_model_and_epochs_are_short_for_the_fields_of_longer_name(capsys: pytest.CaptureFixture[str]):
+def test_model_and_epochs_are_short_for_the_fields_of_longer_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("run", "toy", "model=mine", "--epochs", "4") == 0
     assert "Config(model_name='mine', num_epochs=4," in capsys.readouterr().out
 
 
-def test_an_alias_is_used_only_where_the_config_has_its_field():
+def test_an_alias_is_used_only_where_the_config_has_its_field() -> None:
     words = ["reference_model=a", "--epochs=2"]
     assert as_flags(words, {"reference_model_name"}) == ["--reference_model_name=a", "--epochs=2"]
     assert as_flags(words, {"reference_model", "reference_model_name", "epochs", "num_epochs"}) == [
@@ -90,7 +98,7 @@ def test_an_alias_is_used_only_where_the_config_has_its_field():
     ]
 
 
-def test_a_value_that_looks_like_an_assignment_stays_a_value():
+def test_a_value_that_looks_like_an_assignment_stays_a_value() -> None:
     assert as_flags(["--system-prompt", "a=b", "n=c=d", "x"], {"system_prompt", "n"}) == [
         "--system_prompt",
         "a=b",
@@ -99,7 +107,7 @@ def test_a_value_that_looks_like_an_assignment_stays_a_value():
     ]
 
 
-def test_a_dry_run_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("run", "toy", "epochs=2", "--dry-run", "then=crash") == 0
     said = capsys.readouterr().out
     assert "  num_epochs=2\n" in said
@@ -119,37 +127,37 @@ def test_a_dry_run_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixt
 )
 def test_a_misspelt_name_is_a_usage_error_that_names_the_nearest(
     words: list[str], nearest: str, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     assert code_of(*words) == 2
     assert nearest in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["num_epochs=two", "num_epochs=0", "then=never", "stray", "--num_epochs"])
-def test_a_bad_value_is_a_usage_error_that_names_the_field(word: str, capsys: pytest.CaptureFixture[str]):
+def test_a_bad_value_is_a_usage_error_that_names_the_field(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("run", "toy", word) == 2
     assert word.partition("=")[0].strip("-") in capsys.readouterr().err
 
 
-def test_a_failed_run_says_why_in_one_line(capsys: pytest.CaptureFixture[str]):
+def test_a_failed_run_says_why_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("run", "toy", "then=diverge") == 1
     said = capsys.readouterr().err
     assert said.startswith("error: the loss is not finite at step 3: nan.")
     assert said.count("\n") == 1
 
 
-def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]):
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("run", "toy", "then=diverge", "--debug") == 1
     assert "Traceback" in capsys.readouterr().err
     assert code_of("--debug", "run", "tyo") == 2
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]):
+def test_an_interrupted_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("run", "toy", "then=interrupt", "log_path=my runs") == 130
     assert "stovetop run toy then=interrupt 'log_path=my runs'\n" in capsys.readouterr().err
 
 
-def test_a_bug_is_not_hidden():
+def test_a_bug_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError, match="a bug"):
         main(["run", "toy", "then=crash"])
 
@@ -157,7 +165,7 @@ def test_a_bug_is_not_hidden():
 # ---- list, describe, help ------------------------------------------------------------------------------------------
 
 
-def test_list_shows_every_recipe_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]):
+def test_list_shows_every_recipe_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("list") == 0
     table = capsys.readouterr().out
     assert all(name in table for name in RECIPES)
@@ -167,7 +175,7 @@ def test_list_shows_every_recipe_as_a_table_and_as_json(capsys: pytest.CaptureFi
     assert [row["recipe"] for row in rows] == list(RECIPES)
 
 
-def test_describe_takes_the_meaning_of_a_field_from_its_comment(capsys: pytest.CaptureFixture[str]):
+def test_describe_takes_the_meaning_of_a_field_from_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("describe", "toy", "--json") == 0
     described = json.loads(capsys.readouterr().out)
     assert described["description"] == "Counts to ten.\n\nNothing is trained."
@@ -193,15 +201,34 @@ def test_describe_takes_the_meaning_of_a_field_from_its_comment(capsys: pytest.C
         (["run", "toy", "--help"], "passes over the rows (default: 1)"),
         (["list", "--help"], "recipes"),
         (["describe", "--help"], "toy"),
+        (["chat", "--help"], "checkpoint"),
+        (["export", "--help"], "PEFT"),
         (["fetch", "--help"], "SmolLM2-135M-Instruct, 93 MB, Apache-2.0"),
     ],
 )
-def test_help_is_worth_reading(words: list[str], worth_reading: str, capsys: pytest.CaptureFixture[str]):
+def test_help_is_worth_reading(words: list[str], worth_reading: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(*words) == 0
     assert worth_reading in capsys.readouterr().out
 
 
-def test_help_imports_nothing_heavy():
+def test_export_says_what_was_merged_and_what_rounding_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny.save_model(tmp_path / "base", tiny.llama(tie_word_embeddings=True).to(torch.bfloat16))
+    with local.open_service(storage=tmp_path, threads=1) as service:
+        trainer = service.create_lora_training_client(str(base), rank=2, seed=0)
+        trainer.forward_backward([tiny.datum(tiny.tokens(9, 0))], "cross_entropy")
+        trainer.optim_step(AdamParams(learning_rate=1e-2))
+        path = trainer.save_weights_for_sampler("mine").result().path
+    assert code_of("export", path, str(tmp_path / "merged")) == 0
+    said = capsys.readouterr().out
+    assert "15 linears merged and stored in bfloat16" in said
+    assert "a head of its own" in said
+    assert said.endswith(f"{tmp_path / 'merged'}\n")
+    assert code_of("export", path, str(tmp_path / "merged")) == 1
+
+
+def test_help_imports_nothing_heavy() -> None:
     program = """
 import sys
 from stovetop.cli import main
@@ -213,7 +240,7 @@ print({"torch", "transformers", "pydantic", "tyro", "rich", "matplotlib"} & set(
     assert done.stderr == "set()\n"
 
 
-def test_no_comment_on_a_field_is_lost_in_the_help_of_a_recipe(capsys: pytest.CaptureFixture[str]):
+def test_no_comment_on_a_field_is_lost_in_the_help_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     for name in RECIPES:
         comments = inspect.getsource(load_recipe(name).Config).count("  # ")
         assert sum(field.meaning != "" for field in config_fields(load_recipe(name).Config)) == comments, name

@@ -149,3 +149,70 @@ def test_a_batch_depends_on_seed_and_position_alone():
 def test_batches_that_cannot_be_filled_are_refused(batch_size: int, num_epochs: int):
     with pytest.raises(InvalidRequest, match="must be"):
         datasets.Batches(range(4), batch_size, num_epochs=num_epochs)
+
+
+# ---- streams and mixtures
+
+
+def test_a_stream_has_the_rows_of_its_source_one_at_a_time(tmp_path: Path):
+    rows = datasets.stream_rows(jsonl(tmp_path / "rows.jsonl", {"n": 1}, {"n": 2}, "{oops"))
+    assert [next(rows), next(rows)] == [{"n": 1}, {"n": 2}]
+    with pytest.raises(InvalidRequest, match="line 3 is not JSON"):
+        next(rows)
+
+
+def test_a_hub_is_told_which_subset_and_revision_and_whether_to_stream(monkeypatch: pytest.MonkeyPatch):
+    def load_dataset(path: str, **options: object) -> list[dict[str, object]]:
+        return [options]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    [options] = datasets.load_rows("owner/name", subset="main", revision="v2")
+    assert options == {"split": "train", "name": "main", "revision": "v2"}
+    [options] = datasets.stream_rows("owner/name", split="test")
+    assert options == {"split": "test", "streaming": True}
+    with pytest.raises(InvalidRequest, match="leave subset, revision out"):
+        datasets.load_rows("sample:chats", subset="main", revision="v2")
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(0, 99))
+def test_a_shuffled_stream_has_every_row_once_and_none_long_before_its_time(num_rows: int, buffer_size: int, seed: int):
+    rows = list(datasets.shuffled_stream(range(num_rows), buffer_size, seed))
+    assert sorted(rows) == list(range(num_rows))
+    assert all(row - place < buffer_size for place, row in enumerate(rows))
+    assert rows == list(datasets.shuffled_stream(range(num_rows), buffer_size, seed))
+
+
+def test_each_epoch_of_a_stream_has_an_order_of_its_own():
+    epochs = [list(datasets.shuffled_stream(range(50), 10, seed=0, epoch=epoch)) for epoch in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_a_buffer_holds_at_least_one_row():
+    with pytest.raises(InvalidRequest, match=r"buffer_size.*: 0"):
+        list(datasets.shuffled_stream([1], 0, seed=0))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 60), st.integers(0, 99))
+def test_every_source_of_a_mixture_has_its_share_from_the_beginning(weights: list[int], num_rows: int, seed: int):
+    sources = [[(source, row) for row in range(3 + source)] for source in range(len(weights))]
+    rows = datasets.interleave(sources, weights, num_rows, seed)
+    assert rows == datasets.interleave(sources, weights, num_rows, seed)
+    for source, weight in enumerate(weights):
+        own = [place for place, row in enumerate(rows) if row[0] == source]
+        for count in range(num_rows + 1):
+            share = count * weight / sum(weights)
+            assert abs(sum(place < count for place in own) - share) <= len(weights) / 2 + 1e-9
+        drawn = [row for row in rows if row[0] == source]
+        size = len(sources[source])
+        for start in range(0, len(drawn) - size + 1, size):
+            assert sorted(drawn[start : start + size]) == sources[source]
+
+
+def test_the_order_within_a_mixture_depends_on_the_seed():
+    assert datasets.interleave(["abcdef", "xyz"], [2, 1], 9, 0) != datasets.interleave(["abcdef", "xyz"], [2, 1], 9, 1)
+
+
+@pytest.mark.parametrize(("sources", "weights"), [([[1], [2]], [1]), ([[1], []], [1, 1]), ([[1], [2]], [1, 0])])
+def test_a_mixture_of_nothing_is_refused(sources: list[list[int]], weights: list[float]):
+    with pytest.raises(InvalidRequest, match="rows and a weight"):
+        datasets.interleave(sources, weights, 4)

@@ -7,7 +7,7 @@ import pytest
 from stovetop.backends import recording
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.errors import InvalidRequest
-from stovetop.evaluators import run_evaluators
+from stovetop.evaluators import compute_classification_metrics, run_evaluators
 
 
 @dataclass
@@ -49,3 +49,18 @@ def test_no_sampling_client_is_made_when_nobody_wants_one(tmp_path: Path) -> Non
 def test_two_evaluators_with_one_name_are_refused(client: TrainingClient) -> None:
     with pytest.raises(InvalidRequest, match="give one of them another name: a/rank"):
         asyncio.run(run_evaluators(client, training=[OfTraining("a"), OfTraining("a")]))
+
+
+def test_classification_metrics_have_the_values_computed_by_hand():
+    metrics = compute_classification_metrics(["a", "a", "b"], ["a", "b", "b"])
+    assert metrics == pytest.approx({"accuracy": 2 / 3, "precision": 0.75, "recall": 0.75, "f1": 2 / 3})
+    assert compute_classification_metrics(["a", "b"], ["a", "c"]) == pytest.approx(
+        {"accuracy": 0.5, "precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
+    )
+
+
+def test_there_must_be_something_to_classify():
+    with pytest.raises(InvalidRequest, match="no label"):
+        compute_classification_metrics([], [])
+    with pytest.raises(ValueError, match="zip"):
+        compute_classification_metrics(["a"], [])

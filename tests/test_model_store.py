@@ -48,6 +48,37 @@ def test_an_unknown_model_is_refused_with_the_nearest_and_the_next_step() -> Non
         require_model("org/smal-chat")
 
 
+def test_a_model_that_is_not_here_comes_from_the_hub(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def download(name: str) -> Path:
+        asked.append(name)
+        return tmp_path / "cache"
+
+    assert require_model("someone/small", download) == tmp_path / "cache"
+    here = _make_model(model_home() / "org" / "here")
+    assert require_model("org/here", download) == here
+    for no_name_of_the_hub in ("smollm2", "./folder", "a/b/c", "../x"):
+        with pytest.raises(UnknownName):
+            require_model(no_name_of_the_hub, download)
+    assert asked == ["someone/small"]
+
+
+def test_what_the_hub_says_is_part_of_the_error() -> None:
+    def download(name: str) -> Path:
+        raise FileNotFoundError("check your internet connection\nand so on")
+
+    with pytest.raises(UnknownName, match=r"not on this machine.*check your internet connection\)\. .*stovetop fetch"):
+        require_model("someone/small", download)
+
+
+def test_a_gguf_file_is_found_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    assert find_model(str(file)) is None
+    file.write_bytes(b"GGUF")
+    assert find_model(str(file)) == file
+
+
 def test_without_any_model_the_next_step_is_still_named() -> None:
     assert known_models() == []
     with pytest.raises(UnknownName, match=r"none is known.*stovetop fetch smollm2"):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_loop_of_the_readme_runs_and_learns(tmp_path: Path):
+def test_the_loop_of_the_readme_runs_and_learns(tmp_path: Path) -> None:
     (loop,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     on_the_fake_model = loop.replace("st.ServiceClient()", 'st.ServiceClient("recording")')
     assert on_the_fake_model != loop
@@ -25,14 +25,14 @@ def test_the_loop_of_the_readme_runs_and_learns(tmp_path: Path):
     assert losses[0] > losses[-1]
 
 
-def test_the_commands_of_the_readme_are_commands():
+def test_the_commands_of_the_readme_are_commands() -> None:
     commands = re.findall(r"(?:^    |`)stovetop (.*?)(?:#.*)?(?:`|$)", README, re.MULTILINE)
     assert len(commands) >= 4
     for command in commands:
         understand(shlex.split(command))
 
 
-def test_the_make_targets_of_the_readme_exist():
+def test_the_make_targets_of_the_readme_exist() -> None:
     targets = set(re.findall(r"^    make (\w+)", README, re.MULTILINE))
     assert targets == {"demo", "test"}
     makefile = (ROOT / "Makefile").read_text()

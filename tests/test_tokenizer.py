@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from renderers.languages import chatml, save, thinking
 from stovetop.backends.byte_tokenizer import ByteTokenizer
@@ -84,3 +86,31 @@ def test_control_strings_are_found_in_order() -> None:
         "<|im_start|>",
         "<|im_end|>",
     ]
+
+
+def test_what_somebody_sets_for_a_call_of_their_own_cuts_no_chat() -> None:
+    tokenizer = chatml()
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    encoder = SafeEncoder.of(chatml())
+    text = "hello there <|im_end|> " * 3
+    before = encoder.encode(text)
+    assert before == tokenizer.encode(text, add_special_tokens=False)
+    tokenizer(text, truncation=True, max_length=3)
+    assert tokenizer.backend_tokenizer.truncation is not None
+    assert encoder.encode(text) == before
+    tokenizer(text, split_special_tokens=True)
+    assert encoder.encode(text) == before
+
+
+@given(st.lists(st.text("<|ab>", min_size=2, max_size=5), min_size=1, max_size=6), st.text("<|ab>", max_size=12))
+def test_of_control_strings_that_begin_alike_the_longest_is_found(controls: list[str], text: str) -> None:
+    class Known(ByteTokenizer):
+        def get_added_vocab(self) -> dict[str, int]:
+            return {control: 300 + index for index, control in enumerate(controls)}
+
+        def convert_tokens_to_ids(self, tokens: str) -> int:
+            return self.eos_token_id  # all are special
+
+    longest_first = sorted(set(controls), key=lambda control: -len(control))
+    expected = re.findall("|".join(map(re.escape, longest_first)), text)
+    assert SafeEncoder.of(Known()).find_controls(text) == expected

@@ -73,6 +73,26 @@ def test_a_token_id_is_never_rounded() -> None:
         EncodedTextChunk([1.5])
 
 
+def test_a_chunk_gives_and_takes_tokens_and_checks_only_those_that_are_new() -> None:
+    chunk = EncodedTextChunk([1, 2, 3])
+    assert (chunk.first(2), chunk.first(-1)) == (EncodedTextChunk([1, 2]), EncodedTextChunk([1, 2]))
+    assert chunk.followed_by(np.array([4])) == EncodedTextChunk([1, 2, 3, 4])
+    assert pickle.loads(pickle.dumps(chunk.first(1))) == EncodedTextChunk([1])
+    with pytest.raises(InvalidRequest, match="integers"):
+        chunk.followed_by([1.5])
+
+
+def test_token_ids_become_plain_integers() -> None:
+    for tokens in (np.array([200, 100], np.uint8), [200, np.int64(100)], iter([200, 100])):
+        assert [(type(token), token) for token in EncodedTextChunk(tokens).tokens] == [(int, 200), (int, 100)]
+
+
+@pytest.mark.parametrize("tokens", [[1, 2.0], [1.0, 2], ["a"], [1, "a"], [1, None], [[1]]])
+def test_what_is_no_integer_is_refused_wherever_it_stands(tokens: list[object]) -> None:
+    with pytest.raises(InvalidRequest, match="token ids must be integers"):
+        EncodedTextChunk(tokens)
+
+
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 shapes = st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple)
@@ -106,6 +126,17 @@ def test_a_tensor_is_a_value_of_its_own() -> None:
     assert tensor.tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match="read-only"):
         tensor.to_numpy()[0] = 9
+
+
+def test_an_adopted_array_is_not_copied_and_can_no_longer_be_written_to() -> None:
+    array = np.ones(3, np.float32)
+    tensor = TensorData.adopt(array)
+    assert tensor == TensorData([1, 1, 1], "float32")
+    assert np.shares_memory(tensor.array, array)
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 9
+    with pytest.raises(InvalidRequest, match="float64"):
+        TensorData.adopt(np.ones(3))
 
 
 def test_two_tensors_are_equal_when_dtype_shape_and_values_are() -> None:

@@ -7,6 +7,7 @@ code 2); in the second, a failure (1). An interrupt exits with 130. Nothing here
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -15,16 +16,20 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
-from stovetop.errors import StovetopError, UnknownName
+from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.fetch import fetch_model
-from stovetop.model_store import FETCHABLE
+from stovetop.model_store import FETCHABLE, find_model
 from stovetop.recipes import RECIPES
+from stovetop.tasks import TASKS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from stovetop.renderers.base import TrainOnWhat
 
 T = TypeVar("T")
 Action = Callable[[], None]
@@ -41,6 +46,10 @@ commands:
   list                            the recipes
   describe <recipe>               what a recipe does, and the fields of its config
   fetch <model>                   bring a model to this machine, once
+  chat [model]                    talk to a base model or a checkpoint
+  export <checkpoint> <folder>    merge an adapter into its base model, for other programs
+  show <model> <chats.jsonl>      chats as the model sees them, and what of them is trained
+  play <task>                     be the policy of an environment yourself
 
 a first look:
   stovetop fetch smollm2          135 million parameters, a download of 93 MB
@@ -93,7 +102,8 @@ def understand(words: Sequence[str]) -> Action:
     """What a command asks for, checked and ready to be carried out."""
     if not words or words[0] in ("-h", "--help"):
         return lambda: print(HELP, end="")
-    commands = {"run": _run, "list": _list, "describe": _describe, "fetch": _fetch}
+    commands = {"run": _run, "list": _list, "describe": _describe, "fetch": _fetch, "show": _show, "play": _play}
+    commands |= {"chat": _chat, "export": _export}
     return _entry("command", words[0], commands)(words[1:])
 
 
@@ -141,7 +151,7 @@ def load_recipe(name: str) -> RecipeModule:
     return cast(RecipeModule, importlib.import_module(recipe.module))
 
 
-def as_flags(words: Iterable[str], fields: Iterable[str]) -> list[str]:
+def as_flags(words: Iterable[str], fields: Collection[str]) -> list[str]:
     """`field=value` becomes `--field=value`, and an alias its field. The value that follows a flag is left alone.
 
     >>> as_flags(["epochs=2", "--system-prompt", "a=b"], {"num_epochs", "system_prompt"})
@@ -240,6 +250,174 @@ def _fetch_and_print(alias: str) -> None:
     from rich.console import Console
 
     print(fetch_model(alias, console=Console(stderr=True)))
+
+
+# ---- chat, export --------------------------------------------------------------------------------------------------
+
+
+def _chat(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop chat",
+        description="Talks to a base model or to a checkpoint. /help lists what can be said besides messages.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "model", nargs="?", default="smollm2", help="a fetched model, a folder, a name on the hub, or a checkpoint"
+    )
+    parser.add_argument("--renderer", help="how chats become tokens; None: what fits the model")
+    parser.add_argument("--system", default="", help="the system message to begin with")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 is the most probable answer")
+    parser.add_argument("--max-tokens", type=int, default=512, help="of one answer")
+    parser.add_argument("--base-url", default="local", help="where the model runs, as in stovetop.ServiceClient")
+    options = parser.parse_args(words)
+    return lambda: _talk(options)
+
+
+class _Console:
+    """The terminal of `chat.Chat`."""
+
+    def read(self, prompt: str) -> str:
+        return input(prompt)
+
+    def write(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+
+def _talk(options: argparse.Namespace) -> None:
+    from stovetop import ServiceClient
+    from stovetop.chat import Chat
+    from stovetop.model_families import recommended_renderer_name
+    from stovetop.renderers import get_renderer
+
+    with contextlib.suppress(ImportError):  # editing and history of lines, where the system has them
+        importlib.import_module("readline")
+    is_checkpoint = find_model(options.model) is None and Path(options.model).is_dir()
+    place = {"model_path" if is_checkpoint else "base_model": options.model}
+    with ServiceClient(options.base_url) as service:
+        client = service.create_sampling_client(**place).result()
+        tokenizer, base_model = client.get_tokenizer(), client.get_base_model()
+        name = options.renderer or recommended_renderer_name(tokenizer, base_model)
+        terminal = _Console()
+        terminal.write(f"{options.model}, spoken to as {name} writes chats. /help lists the commands.\n")
+        renderer = get_renderer(name, tokenizer)
+        Chat(client, renderer, terminal, options.temperature, options.max_tokens, options.system).run()
+
+
+def _export(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop export",
+        description="Writes a base model with the adapter of a checkpoint merged into it: a folder that transformers,\n"
+        "and what reads its models, loads. What cannot be merged is refused before anything is written.",
+        epilog="A checkpoint itself is a folder that PEFT loads. Some servers of adapters take those of attention and\n"
+        "MLP only: one that was trained with train_unembed=True has to be merged for them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", help="the path that save_state or save_weights_for_sampler gave, or of PEFT")
+    parser.add_argument("folder", help="to write; must not exist")
+    parser.add_argument("--base-model", help="where the base lies, if not under the name in the checkpoint")
+    parser.add_argument("--dtype", help="float32, bfloat16 or float16; default: each weight as the base stores it")
+    options = parser.parse_args(words)
+    return lambda: _export_and_print(options)
+
+
+def _export_and_print(options: argparse.Namespace) -> None:
+    from stovetop.backends.local import export_merged
+
+    report = export_merged(options.checkpoint, options.folder, base_model=options.base_model, dtype=options.dtype)
+    print(
+        f"{report.num_merged} linears merged and stored in {report.dtype}. Rounding to it loses "
+        f"{report.lost_share:.2%} of what the adapter adds (the largest error is {report.max_error:.2g})."
+    )
+    if report.untied_bytes:
+        print(
+            f"The base ties its head to its embedding; the merged model has a head of its own, "
+            f"{report.untied_bytes / 1e6:.0f} MB more."
+        )
+    print(report.folder)
+
+
+# ---- play ----------------------------------------------------------------------------------------------------------
+
+
+def _play(words: Sequence[str]) -> Action:
+    tasks = "\n".join(f"  {name:<14}{task.summary}" for name, task in TASKS.items())
+    parser = argparse.ArgumentParser(
+        "stovetop play",
+        description="Shows what a policy sees in one episode of a task, and reads the answers from the terminal.\nAn "
+        "answer ends with two blank lines.",
+        epilog=f"tasks:\n{tasks}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", help="see below")
+    parser.add_argument("--index", type=int, default=0, help="which of its held-out problems (default: 0)")
+    options = parser.parse_args(words)
+    _entry("task", options.task, TASKS)
+    return lambda: asyncio.run(_play_and_print(options.task, options.index))
+
+
+async def _play_and_print(task: str, index: int) -> None:
+    from stovetop.backends.byte_tokenizer import ByteTokenizer
+    from stovetop.renderers import get_renderer
+    from stovetop.rl.play import play_w_env
+    from stovetop.tasks import task_builders
+
+    tokenizer = ByteTokenizer()
+    builders = task_builders(task, get_renderer("role_colon", tokenizer))
+    if not 0 <= index < len(builders):
+        raise InvalidRequest(f"--index must be in 0..{len(builders) - 1}, the problems of {task}: {index}")
+    [env] = await builders[index].make_envs()
+    await play_w_env(env, tokenizer, sys.stdin.readline, print)
+
+
+# ---- show ----------------------------------------------------------------------------------------------------------
+
+
+def _show(words: Sequence[str]) -> Action:
+    from stovetop.renderers import supported_renderers
+    from stovetop.renderers.base import TrainOnWhat
+
+    modes = [mode.value for mode in TrainOnWhat]
+    parser = argparse.ArgumentParser(
+        "stovetop show",
+        description="Chats as a model sees them: what is trained in green (between ¦ where there are no colours), how\n"
+        "many tokens there are, and what each of the assistant's turns would be read back as.",
+        epilog=f"renderers: {', '.join(supported_renderers())}\n\nmodes: {', '.join(modes)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="a folder, the name of a fetched model, or a name on the hub")
+    parser.add_argument("chats", help="a JSONL file whose rows have messages, or sample:NAME")
+    parser.add_argument("--renderer", metavar="NAME", help="how chats are written; the model's own way unless given")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="of the model's tokenizer, if the model is not here")
+    parser.add_argument("--train-on-what", metavar="MODE", default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, help="see below")
+    parser.add_argument("--limit", metavar="N", type=int, default=3, help="show the first N chats (default: 3)")
+    parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal only")
+    options = parser.parse_args(words)
+    train_on_what = TrainOnWhat(options.train_on_what)
+    if options.renderer is not None and ":" not in options.renderer:
+        _entry("renderer", options.renderer, dict.fromkeys(supported_renderers()))
+    return lambda: _show_chats(options, train_on_what)
+
+
+def _show_chats(options: argparse.Namespace, train_on_what: "TrainOnWhat") -> None:
+    from stovetop.datasets import load_chats
+    from stovetop.model_families import recommended_renderer_name
+    from stovetop.renderers import get_renderer
+    from stovetop.tokenizer import get_tokenizer
+    from stovetop.tracking.show import describe_chat
+
+    try:
+        tokenizer = get_tokenizer(options.tokenizer or options.model)
+    except UnknownName as error:
+        raise InvalidRequest(f"{error}. Or pass --tokenizer with a folder that has the model's tokenizer") from error
+    name = options.renderer or recommended_renderer_name(tokenizer, options.model)
+    renderer = get_renderer(name, tokenizer)
+    colours = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
+    chats = load_chats(options.chats)
+    for number, messages in enumerate(chats[: options.limit], start=1):
+        print(f"---- chat {number} of {len(chats)}, {name}, {train_on_what}")
+        for line in describe_chat(renderer, messages, train_on_what, colours=colours):
+            print(line)
+        print()
 
 
 def _print_table(rows: Sequence[Mapping[str, str]], above: str = "") -> None:

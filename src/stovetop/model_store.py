@@ -1,9 +1,15 @@
-"""Where base models lie on this machine, and how a name becomes a folder. Nothing here reads a model."""
+"""Where base models lie on this machine, how a name becomes a folder, and the way to the hub for one that is not here.
+Nothing here reads a model."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from stovetop.errors import UnknownName
+from stovetop.gguf_files import is_gguf
+
+Download = Callable[[str], Path]  # a model of the hub by its name, owner/model, to its folder on this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +47,40 @@ def canonical_name(name: str) -> str:
 
 
 def find_model(name: str) -> Path | None:
-    """The folder of a model given by path, by the name of a fetched model or by its alias; None when there is none."""
+    """The folder of a model given by path, by the name of a fetched model or by its alias; the file of one in GGUF;
+    None when there is none."""
+    if is_gguf(Path(name).expanduser()):
+        return Path(name).expanduser().resolve()
     for folder in (Path(name).expanduser(), model_home() / canonical_name(name)):
         if (folder / "config.json").is_file():
             return folder.resolve()
     return None
 
 
-def require_model(name: str) -> Path:
-    """`find_model`, or an error that says what could be done."""
+def require_model(name: str, download: Download | None = None) -> Path:
+    """`find_model`; else what `download` brings, if the name could be one of the hub's; else an error that says what
+    could be done."""
     folder = find_model(name)
-    if folder is None:
-        raise UnknownName(
-            "base_model", name, known_models(), hint="Pass a folder with config.json, or run: stovetop fetch smollm2"
-        )
-    return folder
+    if folder is not None:
+        return folder
+    hint = "Pass a folder with config.json or a .gguf file, or run: stovetop fetch smollm2"
+    if download is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
+        try:
+            return download(name)
+        except (OSError, ValueError) as error:  # offline, no such model there, or one that wants a sign-in
+            said = str(error).strip().split("\n")[0]
+            hint = f"It is not on this machine, and the hub did not give it ({type(error).__name__}: {said}). {hint}"
+            raise UnknownName("base_model", name, known_models(), hint=hint) from error
+    raise UnknownName("base_model", name, known_models(), hint=hint)
+
+
+def hub_download(name: str) -> Path:
+    """What of a model on the Hugging Face hub is needed here, in the cache that transformers uses; one that is there
+    needs no network. The hub's own settings apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE."""
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  partly untyped
+
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+    return Path(snapshot_download(name, allow_patterns=wanted))
 
 
 def known_models() -> list[str]:

@@ -25,10 +25,29 @@ TensorDtype = Literal["int64", "float32"]
 StopReason = Literal["stop", "length"]
 ModelID = str
 
-_NUMPY_DTYPES: dict[str, type[np.generic]] = {"int64": np.int64, "float32": np.float32}
+_NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 
 
 # ---- what the model reads ----------------------------------------------------------------------------------------
+
+
+def _token_ids(tokens: Iterable[int]) -> tuple[int, ...]:
+    ids = tuple(tokens)
+    if _are_plain(ids):
+        return ids
+    try:
+        return tuple(map(operator.index, ids))
+    except TypeError as error:
+        raise InvalidRequest(f"token ids must be integers: {error}") from error
+
+
+def _are_plain(ids: tuple[int, ...]) -> bool:
+    """Whether all are Python's own integers: only their sum is one, and nothing tells it faster. (Those of numpy, which
+    would overflow in a sum, are seen by the first.)"""
+    try:
+        return not ids or (type(ids[0]) is int and type(sum(ids)) is int)
+    except TypeError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +58,26 @@ class EncodedTextChunk:
     type: Literal["encoded_text"] = "encoded_text"
 
     def __init__(self, tokens: Iterable[int], type: Literal["encoded_text"] = "encoded_text") -> None:
-        try:
-            object.__setattr__(self, "tokens", tuple(operator.index(token) for token in tokens))
-        except TypeError as error:
-            raise InvalidRequest(f"token ids must be integers: {error}") from error
+        object.__setattr__(self, "tokens", _token_ids(tokens))
         object.__setattr__(self, "type", type)
 
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    def first(self, num_tokens: int) -> "EncodedTextChunk":
+        """So many tokens from the left; with a negative number, all but so many."""
+        return EncodedTextChunk._of_checked(self.tokens[:num_tokens])
+
+    def followed_by(self, tokens: Iterable[int]) -> "EncodedTextChunk":
+        return EncodedTextChunk._of_checked(self.tokens + _token_ids(tokens))
+
+    @classmethod
+    def _of_checked(cls, tokens: tuple[int, ...]) -> Self:
+        chunk = object.__new__(cls)
+        object.__setattr__(chunk, "tokens", tokens)
+        object.__setattr__(chunk, "type", "encoded_text")
+        return chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +129,7 @@ class ModelInput:
     @property
     def length(self) -> int:
         """Positions taken in the context, images included."""
-        return sum(chunk.length for chunk in self.chunks)
+        return sum([chunk.length for chunk in self.chunks])
 
     def append(self, chunk: ModelInputChunk) -> "ModelInput":
         return ModelInput((*self.chunks, chunk))
@@ -107,7 +137,7 @@ class ModelInput:
     def append_int(self, token: int) -> "ModelInput":
         """One more token; it joins the last chunk if that is text."""
         if self.chunks and isinstance(last := self.chunks[-1], EncodedTextChunk):
-            return ModelInput((*self.chunks[:-1], EncodedTextChunk((*last.tokens, token))))
+            return ModelInput((*self.chunks[:-1], last.followed_by((token,))))
         return self.append(EncodedTextChunk((token,)))
 
 
@@ -129,11 +159,7 @@ class TensorData:
     ) -> None:
         if dtype not in _NUMPY_DTYPES:
             raise InvalidRequest(f"TensorData dtype must be 'int64' or 'float32': {dtype!r}")
-        given = _numbers(data)
-        with np.errstate(invalid="ignore", over="ignore"):
-            array = given.astype(_NUMPY_DTYPES[dtype])
-        if dtype == "int64" and (changed := given[array != given]).size:
-            raise InvalidRequest(f"TensorData of int64 needs whole numbers of 64 bits: {changed[0]}")
+        array = _own_array(data, dtype)
         if shape is not None:
             if math.prod(shape) != array.size:
                 raise InvalidRequest(f"TensorData has {array.size} values, which do not fill shape {tuple(shape)}")
@@ -144,10 +170,20 @@ class TensorData:
     @classmethod
     def from_numpy(cls, array: npt.NDArray[np.generic]) -> Self:
         """Integers become int64, floats float32; anything else is refused."""
-        dtype = {"i": "int64", "u": "int64", "f": "float32"}.get(array.dtype.kind)
-        if dtype is None:
+        if array.dtype.kind not in "iuf":
             raise InvalidRequest(f"TensorData holds integers or floats, not {array.dtype}")
-        return cls(array, "int64" if dtype == "int64" else "float32")
+        return cls(array, "float32" if array.dtype.kind == "f" else "int64")
+
+    @classmethod
+    def adopt(cls, array: npt.NDArray[np.generic]) -> Self:
+        """Takes an int64 or float32 array as it is, without a copy: it becomes read-only, and nobody may hold another
+        view of it that can be written to."""
+        if array.dtype not in _NUMPY_DTYPES.values():
+            raise InvalidRequest(f"TensorData adopts int64 and float32, not {array.dtype}")
+        tensor = object.__new__(cls)
+        array.flags.writeable = False
+        object.__setattr__(tensor, "array", array)
+        return tensor
 
     @classmethod
     def from_torch(cls, tensor: "torch.Tensor") -> Self:
@@ -186,9 +222,21 @@ class TensorData:
     __hash__ = None  # pyright: ignore[reportAssignmentType]  an array has no cheap hash; equality is by value
 
 
+def _own_array(data: Iterable[float] | npt.NDArray[np.generic], dtype: TensorDtype) -> npt.NDArray[np.generic]:
+    """The same numbers in an array that nobody else holds."""
+    given = _numbers(data)
+    if given.dtype == _NUMPY_DTYPES[dtype]:
+        return given.copy() if isinstance(data, np.ndarray) else given
+    with np.errstate(invalid="ignore", over="ignore"):
+        array = given.astype(_NUMPY_DTYPES[dtype])
+    if dtype == "int64" and (changed := given[array != given]).size:
+        raise InvalidRequest(f"TensorData of int64 needs whole numbers of 64 bits: {changed[0]}")
+    return array
+
+
 def _numbers(data: Iterable[float] | npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     try:
-        array = np.asarray(data if isinstance(data, np.ndarray) else list(data))
+        array = np.asarray(data if isinstance(data, (np.ndarray, list, tuple)) else list(data))
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"TensorData needs a rectangular array of numbers: {error}") from error
     if array.dtype.kind not in "iufb":

@@ -18,6 +18,7 @@ from stovetop.renderers.messages import (
     get_thinking,
     message_from_json,
     remove_thinking,
+    to_openai_message,
     tool_call_from_json,
 )
 
@@ -81,6 +82,28 @@ def test_a_message_from_json_may_carry_nulls_and_tool_calls_as_objects() -> None
         "tool_calls": [ToolCall(FunctionCall("f", '{"x": 1}'), id="1")],
     }
     assert data["tool_calls"] == [CALL]
+
+
+def test_a_message_goes_out_in_the_public_format() -> None:
+    thought = Message(
+        role="assistant",
+        content=[{"type": "thinking", "thinking": "R"}, {"type": "text", "text": "A"}],
+        tool_calls=[ToolCall(FunctionCall("f", '{"x": 1}'), id="1")],
+    )
+    assert to_openai_message(thought) == {
+        "role": "assistant",
+        "content": "A",
+        "reasoning_content": "R",
+        "tool_calls": [{"type": "function", "id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+    }
+    seen = Message(role="user", content=[{"type": "image", "image": "a.png"}, {"type": "text", "text": "?"}])
+    assert to_openai_message(seen)["content"] == [
+        {"type": "image_url", "image_url": {"url": "a.png"}},
+        {"type": "text", "text": "?"},
+    ]
+    told = Message(role="tool", content="7", tool_call_id="1", name="f")
+    assert to_openai_message(told) == told
+    assert message_from_json(to_openai_message(told)) == told
 
 
 @pytest.mark.parametrize("data", [None, "hello", ["role"], {"role": "user", "content": None}])

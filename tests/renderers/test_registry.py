@@ -1,11 +1,16 @@
+import pickle
+
 import pytest
 
+from renderers.families import FAMILIES
 from renderers.languages import chatml
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers import ImageProcessor, get_renderer, supported_renderers
+from stovetop.renderers.messages import Message
 from stovetop.renderers.role_colon import RoleColonRenderer
+from stovetop.renderers.streaming import StreamingMessageHeader
 from stovetop.renderers.template import ChatTemplateRenderer
 
 
@@ -16,11 +21,16 @@ def make_own(tokenizer: Tokenizer, image_processor: ImageProcessor | None) -> Ro
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), chatml()], ids=["bytes", "chatml"])
 @pytest.mark.parametrize("name", supported_renderers())
 def test_every_name_makes_a_renderer(name: str, tokenizer: Tokenizer) -> None:
-    assert get_renderer(name, tokenizer).tokenizer is tokenizer
+    assert get_renderer(name, tokenizer, FAMILIES[name].image_processor()).tokenizer is tokenizer
 
 
 def test_the_names_are_these() -> None:
-    assert supported_renderers() == ["chat_template", "role_colon"]
+    assert supported_renderers() == [
+        *("chat_template", "deepseekv3", "deepseekv3_disable_thinking"),
+        *("gpt_oss_high_reasoning", "gpt_oss_low_reasoning", "gpt_oss_medium_reasoning", "gpt_oss_no_sysprompt"),
+        *("kimi_k2", "llama3", "qwen3", "qwen3_disable_thinking", "qwen3_instruct", "qwen3_vl", "qwen3_vl_instruct"),
+        "role_colon",
+    ]
 
 
 def test_a_renderer_of_ones_own_is_an_object_or_a_path_to_one() -> None:
@@ -39,3 +49,29 @@ def test_an_unknown_name_names_the_nearest() -> None:
 def test_a_path_that_leads_nowhere_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be imported"):
         get_renderer(path, ByteTokenizer())
+
+
+def test_a_renderer_takes_the_options_of_its_family_and_names_a_misspelt_one() -> None:
+    keeps = get_renderer("qwen3", chatml(), strip_thinking_from_history=False)
+    assert keeps.has_extension_property
+    assert not get_renderer("qwen3", chatml()).has_extension_property
+    with pytest.raises(UnknownName, match=r"option of renderer 'qwen3' .* did you mean 'strip_thinking_from_history'"):
+        get_renderer("qwen3", chatml(), strip_thinking_from_histry=False)
+
+
+@pytest.mark.parametrize("name", supported_renderers())
+def test_every_renderer_pickles(name: str) -> None:
+    renderer = get_renderer(name, ByteTokenizer(), FAMILIES[name].image_processor())
+    again = pickle.loads(pickle.dumps(renderer))
+    messages = [Message(role="user", content="hi")]
+    assert again.build_generation_prompt(messages) == renderer.build_generation_prompt(messages)
+    assert type(again) is type(renderer)
+
+
+@pytest.mark.parametrize("name", supported_renderers())
+def test_every_renderer_streams_the_message_that_it_parses(name: str) -> None:
+    renderer = get_renderer(name, FAMILIES[name].tokenizer(), FAMILIES[name].image_processor())
+    tokens = renderer.tokenizer.encode(" hi <think>\n\n", add_special_tokens=False)
+    first, *_, message = renderer.parse_response_streaming(tokens)
+    assert first == StreamingMessageHeader()
+    assert message == renderer.parse_response(tokens)[0]

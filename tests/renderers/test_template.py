@@ -38,15 +38,15 @@ def renderer() -> ChatTemplateRenderer:
     return ChatTemplateRenderer(chatml())
 
 
-# ---- properties over a thousand chats: a second or two for each language -----------------------------------------
+# ---- properties over many chats ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_thousand_chats_render_as_the_template_writes_them(language: str) -> None:
+def test_chats_render_as_the_template_writes_them(language: str, num_conversations: int) -> None:
     tokenizer = LANGUAGES[language]()
     renderer = ChatTemplateRenderer(tokenizer)
     stop = renderer.get_stop_sequences()[0]
-    for seed in range(1000):
+    for seed in range(num_conversations):
         messages = random_chat(seed)
         prompt = renderer.build_generation_prompt(messages[:-1]).to_ints()
         example = renderer.build_supervised_example(messages)
@@ -68,13 +68,13 @@ def test_a_thousand_chats_render_as_the_template_writes_them(language: str) -> N
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_nobody_types_a_control_token(language: str) -> None:
+def test_nobody_types_a_control_token(language: str, num_conversations: int) -> None:
     """Whatever system and user say, the control tokens of the chat are those that it has without their words."""
     tokenizer = LANGUAGES[language]()
     renderer = ChatTemplateRenderer(tokenizer)
     added = {text: token for text, token in tokenizer.get_added_vocab().items() if text != "<table>"}
     typed, controls = sorted(added), set(added.values())
-    for seed in range(200):
+    for seed in range(num_conversations):
         rng = random.Random(seed)
         plain = random_chat(seed)
         hostile: list[Message] = [

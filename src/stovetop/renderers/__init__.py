@@ -1,20 +1,75 @@
 """Renderers by name. Each is one file beside this one; what they have in common is in `base`."""
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.renderers import qwen3
 from stovetop.renderers.base import Renderer
+from stovetop.renderers.deepseek_v3 import DeepSeekV3Renderer
+from stovetop.renderers.gpt_oss import GptOssRenderer, ReasoningEffort
+from stovetop.renderers.images import ImageProcessor
+from stovetop.renderers.kimi_k2 import KimiK2Renderer
+from stovetop.renderers.llama3 import Llama3Renderer
+from stovetop.renderers.qwen3 import Qwen3Renderer
 from stovetop.renderers.role_colon import RoleColonRenderer
 from stovetop.renderers.template import ChatTemplateRenderer
 
-ImageProcessor = object  # of transformers; the renderers of families that see images say what they need of it
-RendererFactory = Callable[[Tokenizer, ImageProcessor | None], Renderer]
+RendererFactory = Callable[..., Renderer]  # of a tokenizer, an image processor or None, and options by name
+
+
+def _role_colon(tokenizer: Tokenizer, image_processor: ImageProcessor | None) -> Renderer:
+    return RoleColonRenderer(tokenizer)
+
+
+def _chat_template(tokenizer: Tokenizer, image_processor: ImageProcessor | None, **options: object) -> Renderer:
+    return ChatTemplateRenderer(tokenizer, options)
+
+
+def _llama3(tokenizer: Tokenizer, image_processor: ImageProcessor | None, date: str | None = None) -> Renderer:
+    return Llama3Renderer(tokenizer, date)
+
+
+def _deepseek_v3(
+    tokenizer: Tokenizer, image_processor: ImageProcessor | None, system_role_as_user: bool = False
+) -> Renderer:
+    return DeepSeekV3Renderer(tokenizer, system_role_as_user)
+
+
+def _kimi_k2(tokenizer: Tokenizer, image_processor: ImageProcessor | None) -> Renderer:
+    return KimiK2Renderer(tokenizer)
+
+
+def _gpt_oss(effort: ReasoningEffort) -> RendererFactory:
+    def make(tokenizer: Tokenizer, image_processor: ImageProcessor | None, date: str | None = None) -> Renderer:
+        return GptOssRenderer(tokenizer, effort, date)
+
+    return make
+
+
+def _gpt_oss_no_sysprompt(tokenizer: Tokenizer, image_processor: ImageProcessor | None) -> Renderer:
+    return GptOssRenderer(tokenizer)
+
 
 _FACTORIES: dict[str, RendererFactory] = {
-    "chat_template": lambda tokenizer, image_processor: ChatTemplateRenderer(tokenizer),
-    "role_colon": lambda tokenizer, image_processor: RoleColonRenderer(tokenizer),
+    "chat_template": _chat_template,
+    "deepseekv3": _deepseek_v3,
+    "deepseekv3_disable_thinking": _deepseek_v3,
+    "gpt_oss_high_reasoning": _gpt_oss("high"),
+    "gpt_oss_low_reasoning": _gpt_oss("low"),
+    "gpt_oss_medium_reasoning": _gpt_oss("medium"),
+    "gpt_oss_no_sysprompt": _gpt_oss_no_sysprompt,
+    "kimi_k2": _kimi_k2,
+    "llama3": _llama3,
+    "qwen3": partial(Qwen3Renderer, qwen3.QWEN3),
+    "qwen3_disable_thinking": partial(Qwen3Renderer, qwen3.QWEN3_DISABLE_THINKING),
+    "qwen3_instruct": partial(Qwen3Renderer, qwen3.QWEN3_INSTRUCT),
+    "qwen3_vl": partial(Qwen3Renderer, qwen3.QWEN3_VL),
+    "qwen3_vl_instruct": partial(Qwen3Renderer, qwen3.QWEN3_VL_INSTRUCT),
+    "role_colon": _role_colon,
 }
 
 
@@ -23,16 +78,28 @@ def supported_renderers() -> list[str]:
 
 
 def get_renderer(
-    name: str | RendererFactory, tokenizer: Tokenizer, image_processor: ImageProcessor | None = None
+    name: str | RendererFactory,
+    tokenizer: Tokenizer,
+    image_processor: ImageProcessor | None = None,
+    **options: object,
 ) -> Renderer:
-    """A renderer by its name, by `package.module:Name` of a factory of your own, or by that factory itself."""
+    """A renderer by its name, by `package.module:Name` of a factory of your own, or by that factory itself. Which
+    options there are, the family's file says."""
     if not isinstance(name, str):
-        return name(tokenizer, image_processor)
-    if name in _FACTORIES:
-        return _FACTORIES[name](tokenizer, image_processor)
-    if ":" in name:
-        return _imported(name)(tokenizer, image_processor)
-    raise UnknownName("renderer", name, _FACTORIES, hint="A renderer of your own is named package.module:Name")
+        return name(tokenizer, image_processor, **options)
+    if name not in _FACTORIES and ":" not in name:
+        raise UnknownName("renderer", name, _FACTORIES, hint="A renderer of your own is named package.module:Name")
+    factory = _FACTORIES[name] if name in _FACTORIES else _imported(name)
+    _check_options(name, factory, options)
+    return factory(tokenizer, image_processor, **options)
+
+
+def _check_options(name: str, factory: RendererFactory, options: Mapping[str, object]) -> None:
+    _, _, *known = inspect.signature(factory).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        for option in options:
+            if option not in [parameter.name for parameter in known]:
+                raise UnknownName(f"option of renderer {name!r}", option, [parameter.name for parameter in known])
 
 
 def _imported(path: str) -> RendererFactory:

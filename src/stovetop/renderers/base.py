@@ -7,21 +7,23 @@ A renderer owns four things of a family: the prompt, the loss mask, the stop con
 Shape suffixes: `N` tokens of one example.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, groupby
-from typing import NamedTuple, Protocol, assert_never
+from itertools import chain
+from typing import NamedTuple, Protocol, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
-from stovetop.renderers.messages import Message, Role, check_messages
-from stovetop.tokenizer import SafeEncoder
+from stovetop.renderers.messages import Message, Role, ToolSpec, check_messages
+from stovetop.renderers.streaming import MessageDelta, StreamingMessageHeader
+from stovetop.tokenizer import SafeEncoder, TokenizerName, get_tokenizer
 from stovetop.types import EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
 
+Made = TypeVar("Made")
 Pieces = tuple[str | ImageChunk, ...]  # of a rendered chat; text is as `SafeEncoder.protect` left it
 
 
@@ -69,10 +71,20 @@ class SupervisedExample(NamedTuple):
 
 
 class Renderer(Protocol):
-    """The language of one model family."""
+    """The language of one model family. Renderers pickle: see `remake`."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def supports_streaming(self) -> bool:
+        """Whether `parse_response_streaming` gives more than the message at the end."""
+        ...
+
+    @property
+    def disables_thinking(self) -> bool:
+        """Whether prompts tell the model to answer without thinking; then thinking cannot be trained on either."""
+        ...
 
     @property
     def has_extension_property(self) -> bool:
@@ -103,6 +115,17 @@ class Renderer(Protocol):
         """The message that sampled tokens say, as far as they go. Whatever the tokens: this never raises."""
         ...
 
+    def parse_response_streaming(self, tokens: Iterable[int]) -> Iterator[MessageDelta]:
+        """A `StreamingMessageHeader`, what the message says as it comes, and at last the message as `parse_response`
+        has it."""
+        ...
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Messages to begin a chat with that tell the model of its tools."""
+        ...
+
 
 # ---- which messages are trained on -------------------------------------------------------------------------------
 
@@ -110,6 +133,11 @@ class Renderer(Protocol):
 def trained_messages(messages: Sequence[Message], train_on_what: TrainOnWhat) -> list[bool]:
     """For each message, whether its output is trained on."""
     check_messages(messages)
+    return _trained(messages, train_on_what)
+
+
+def _trained(messages: Sequence[Message], train_on_what: TrainOnWhat) -> list[bool]:
+    """The same of messages that were checked."""
     _check_trainable_flags(messages, train_on_what)
     match train_on_what:
         case TrainOnWhat.LAST_ASSISTANT_MESSAGE:
@@ -194,44 +222,50 @@ def weigh(encoder: SafeEncoder, spans: Iterable[Span]) -> SupervisedExample:
     """Tokens and weights of a rendered chat. Where a weight ends a token ends too, so that no token is half trained.
     Images have weight 0."""
     chunks: list[ModelInputChunk] = []
-    weights: list[float] = []
-    pieces = [(piece, span.weight) for span in spans for piece in span.pieces]
-    for is_text, run in groupby(pieces, key=lambda piece: isinstance(piece[0], str)):
-        if is_text:
-            texts = [(str(text), weight) for text, weight in run]
-            tokens, weights_N = _encode_weighted(encoder, texts)
-            chunks.extend([EncodedTextChunk(tokens)] if tokens else [])
-            weights.extend(weights_N)
-        else:
-            images = [image for image, _ in run if isinstance(image, ImageChunk)]
-            chunks.extend(images)
-            weights.extend(0.0 for image in images for _ in range(image.length))
-    return SupervisedExample(ModelInput(chunks), np.asarray(weights, np.float32))
+    stretches: list[tuple[int, float]] = []  # how many positions have which weight
+    texts: list[_Weighted] = []
+    for pieces, weight in spans:
+        for piece in pieces:
+            if isinstance(piece, ImageChunk):
+                _encode_texts(encoder, texts, chunks, stretches)
+                chunks.append(piece)
+                stretches.append((piece.length, 0.0))
+                texts = []
+            elif texts and texts[-1].weight == weight:
+                texts[-1].pieces.append(piece)
+            elif piece:
+                texts.append(_Weighted([piece], weight))
+    _encode_texts(encoder, texts, chunks, stretches)
+    return SupervisedExample(ModelInput(chunks), _weights(stretches))
 
 
-def _encode_weighted(encoder: SafeEncoder, texts: Sequence[tuple[str, float]]) -> tuple[list[int], list[float]]:
-    merged = [(weight, "".join(text for text, _ in run)) for weight, run in groupby(texts, key=lambda text: text[1])]
-    parts = _encode_parts(encoder, [text for _, text in merged])
-    return list(chain.from_iterable(parts)), [
-        weight for (weight, _), part in zip(merged, parts, strict=True) for _ in part
-    ]
+class _Weighted(NamedTuple):
+    pieces: list[str]
+    weight: float
 
 
-def _encode_parts(encoder: SafeEncoder, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of each text, which together are those of all texts in one string, unless a token would lie across a
-    border. There the border wins: a sampler begins its answer after the prompt's tokens, never inside one."""
-    parts = [encoder.encode(text) for text in texts]
-    if len(parts) < 2 or list(chain.from_iterable(parts)) == encoder.encode("".join(texts)):
-        return parts
-    # Some tokenizers encode a text otherwise at its beginning than after another: ask for each beginning of the whole.
-    fitted: list[list[int]] = []
-    so_far: list[int] = []
-    for end, part in enumerate(parts, start=1):
-        beginning = encoder.encode("".join(texts[:end]))
-        fits = beginning[: len(so_far)] == so_far
-        fitted.append(beginning[len(so_far) :] if fits else part)
-        so_far += fitted[-1]
-    return fitted
+def _encode_texts(
+    encoder: SafeEncoder,
+    texts: Sequence[_Weighted],
+    chunks: list[ModelInputChunk],
+    stretches: list[tuple[int, float]],
+) -> None:
+    """Neighbouring texts of different weights become one chunk."""
+    parts = encoder.encode_parts(["".join(text.pieces) for text in texts]) if texts else []
+    tokens = list(chain.from_iterable(parts))
+    if tokens:
+        chunks.append(EncodedTextChunk(tokens))
+        stretches += [(len(part), text.weight) for part, text in zip(parts, texts, strict=True)]
+
+
+def _weights(stretches: Sequence[tuple[int, float]]) -> npt.NDArray[np.float32]:
+    weights_N = np.zeros(sum(length for length, _ in stretches), np.float32)
+    start = 0
+    for length, weight in stretches:
+        if weight:
+            weights_N[start : start + length] = weight
+        start += length
+    return weights_N
 
 
 def require_trained(
@@ -315,16 +349,19 @@ def supervised_example(
     rendered: Sequence[RenderedMessage],
     messages: Sequence[Message],
     train_on_what: TrainOnWhat,
+    ending: str = "",
 ) -> SupervisedExample:
-    """Begin-of-text and the messages, with the weights that `train_on_what` gives their headers and outputs. A family
-    whose prompts say more than who speaks (an empty reasoning block) has that in the header of the answer too."""
+    """Begin-of-text and the messages, which were checked, with the weights that `train_on_what` gives their headers and
+    outputs, and what the family writes behind a whole chat. A family whose prompts say more than who speaks (an empty
+    reasoning block) has that in the header of the answer too."""
     header_weight = float(train_on_what is TrainOnWhat.ALL_TOKENS)
     spans = [Span((encoder.bos,), 0.0)]
-    trained = trained_messages(messages, train_on_what)
+    trained = _trained(messages, train_on_what)
     for message, is_trained in zip(rendered, trained, strict=True):
         spans += [Span((message.header,), header_weight), Span(message.output, float(is_trained))]
     if rendered:
         spans.append(Span((rendered[-1].stop_overlap,), float(trained[-1])))
+    spans.append(Span((ending,), header_weight))
     return require_trained(weigh(encoder, spans), messages, train_on_what)
 
 
@@ -335,19 +372,33 @@ def assistant_message(content: str) -> Message:
     return Message(role="assistant", content=content)
 
 
+def split_at_stop(
+    tokens: Sequence[int], tokenizer: Tokenizer, stop_tokens: Sequence[int]
+) -> tuple[list[int], ParseTermination]:
+    """The tokens before the first stop token. Clean is a turn that ends with its only one, or with end-of-text."""
+    tokens = list(tokens)
+    end = next((index for index, token in enumerate(tokens) if token in stop_tokens), None)
+    if end is not None:
+        at_end = end == len(tokens) - 1
+        return tokens[:end], ParseTermination.STOP_SEQUENCE if at_end else ParseTermination.MALFORMED
+    if tokens and tokens.index(tokens[-1]) == len(tokens) - 1 and tokens[-1] == tokenizer.eos_token_id:
+        return tokens[:-1], ParseTermination.EOS
+    return tokens, ParseTermination.MALFORMED
+
+
 def parse_response_for_stop_token(
     tokens: Sequence[int], tokenizer: Tokenizer, stop_token: int
 ) -> tuple[Message, ParseTermination]:
-    """The text before the first stop token. Clean is a turn that ends with its only stop token, or with end-of-text."""
-    tokens = list(tokens)
-    if stop_token in tokens:
-        end = tokens.index(stop_token)
-        at_end = end == len(tokens) - 1
-        termination = ParseTermination.STOP_SEQUENCE if at_end else ParseTermination.MALFORMED
-        return assistant_message(tokenizer.decode(tokens[:end])), termination
-    if tokens and tokens.index(tokens[-1]) == len(tokens) - 1 and tokens[-1] == tokenizer.eos_token_id:
-        return assistant_message(tokenizer.decode(tokens[:-1])), ParseTermination.EOS
-    return assistant_message(tokenizer.decode(tokens)), ParseTermination.MALFORMED
+    """The text before the first stop token, and how the turn ended."""
+    answer, termination = split_at_stop(tokens, tokenizer, [stop_token])
+    return assistant_message(tokenizer.decode(answer)), termination
+
+
+def parsed_at_once(renderer: Renderer, tokens: Iterable[int]) -> Iterator[MessageDelta]:
+    """What a renderer streams that does not support it: the header, and at the end the whole message."""
+    yield StreamingMessageHeader()
+    message, _ = renderer.parse_response(list(tokens))
+    yield message
 
 
 def tokens_weights_from_strings_weights(
@@ -362,3 +413,15 @@ def tokens_weights_from_strings_weights(
         tokens.extend(encoded)
         weights.extend([weight] * len(encoded))
     return tokens, np.asarray(weights, np.float32)
+
+
+# ---- pickling ----------------------------------------------------------------------------------------------------
+
+
+def remake(make: Callable[..., Made], tokenizer: Tokenizer | TokenizerName, *others: object) -> Made:
+    """What renderers are pickled as a call of: the tokenizer goes by its name, where it has one, not as megabytes.
+
+    def __reduce__(self):
+        return remake, (RoleColonRenderer, named(self.tokenizer))
+    """
+    return make(get_tokenizer(tokenizer.name) if isinstance(tokenizer, TokenizerName) else tokenizer, *others)

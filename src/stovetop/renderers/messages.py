@@ -5,7 +5,7 @@ A *chat* is a list of messages. Messages are plain dicts, so that they can be wr
 in this package ever changes one that it was given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 
@@ -29,7 +29,7 @@ class ThinkingPart(TypedDict):
 
 class ImagePart(TypedDict):
     type: Literal["image"]
-    image: str  # an http(s) address or a data: URI
+    image: str  # a data: URI or the path of a file; `images.image_part` makes one
 
 
 ContentPart = TextPart | ThinkingPart | ImagePart
@@ -120,6 +120,8 @@ def ensure_list(content: Content) -> list[ContentPart]:
 
 def get_text_content(message: Message) -> str:
     """All the text of a message, without its thinking and its images."""
+    if isinstance(message["content"], str):
+        return message["content"]
     return "".join(part["text"] for part in ensure_list(message["content"]) if part["type"] == "text")
 
 
@@ -135,6 +137,55 @@ def remove_thinking(content: Content) -> Content:
     return [part for part in content if part["type"] != "thinking"]
 
 
+def last_answer_index(messages: Sequence[Message]) -> int:
+    """Of the last assistant message that calls no tool; -1 without one."""
+    return max(
+        (
+            index
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant" and not calls_tools(message)
+        ),
+        default=-1,
+    )
+
+
+def calls_tools(message: Message) -> bool:
+    """Or means to: a call that failed to be one counts."""
+    return bool(message.get("tool_calls") or message.get("unparsed_tool_calls"))
+
+
+def to_openai_message(message: Message) -> dict[str, object]:
+    """The message in the public chat format, which `message_from_json` reads but for the thinking: there it is
+    `reasoning_content`."""
+    shown: dict[str, object] = {"role": message["role"], "content": _to_openai_content(message["content"])}
+    if thinking := get_thinking(message):
+        shown["reasoning_content"] = thinking
+    if calls := message.get("tool_calls"):
+        shown["tool_calls"] = [
+            {
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                **({} if call.id is None else {"id": call.id}),
+            }
+            for call in calls
+        ]
+    labels = {"tool_call_id": message.get("tool_call_id"), "name": message.get("name")}
+    return shown | {key: label for key, label in labels.items() if label is not None}
+
+
+def _to_openai_content(content: Content) -> str | list[dict[str, object]]:
+    parts = ensure_list(content)
+    if not any(part["type"] == "image" for part in parts):
+        return "".join(part["text"] for part in parts if part["type"] == "text")
+    return [
+        {"type": "text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "image_url", "image_url": {"url": part["image"]}}
+        for part in parts
+        if part["type"] != "thinking"
+    ]
+
+
 # ---- checks ------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +193,16 @@ def check_messages(messages: Sequence[Message]) -> None:
     """Refuses what is not a chat, naming the message's index and the field."""
     for index, message in enumerate(messages):
         _check_message(message, f"message {index}")
+
+
+def require_kinds(message: Message, kinds: Collection[str], where: str) -> None:
+    """Refuses content of a kind that a family has no words for; all have some for text. `where` names the family and
+    the message."""
+    if isinstance(message["content"], str):
+        return
+    other = {part["type"] for part in ensure_list(message["content"])}.difference(kinds)
+    if other:
+        raise InvalidRequest(f"{where}: only {', '.join(kinds)} can be written, not: {', '.join(sorted(other))}")
 
 
 def message_from_json(data: object, where: str = "message") -> Message:
@@ -170,6 +231,8 @@ def tool_call_from_json(data: object, where: str = "tool call") -> ToolCall:
 
 
 def _check_message(message: Mapping[str, Any], where: str) -> None:
+    if len(message) == 2 and isinstance(message.get("content"), str) and message.get("role") in ROLES:
+        return  # what most messages are, and the fastest way to know
     for key in message:
         if key not in Message.__annotations__:
             raise UnknownName(f"field of {where}", key, Message.__annotations__)

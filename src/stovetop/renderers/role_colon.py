@@ -3,7 +3,7 @@
 Text only, and no tools. The beginning of the next user turn is what ends an answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stovetop.client import Tokenizer
@@ -16,12 +16,15 @@ from stovetop.renderers.base import (
     TrainOnWhat,
     assistant_message,
     generation_prompt,
+    parsed_at_once,
+    remake,
     render_messages,
     supervised_example,
     supervised_examples,
 )
-from stovetop.renderers.messages import Message, Role, check_messages, ensure_text
-from stovetop.tokenizer import SafeEncoder
+from stovetop.renderers.messages import Message, Role, ToolSpec, check_messages, ensure_text
+from stovetop.renderers.streaming import MessageDelta
+from stovetop.tokenizer import SafeEncoder, named
 from stovetop.types import ModelInput
 
 STOP = "\n\nUser:"
@@ -33,10 +36,15 @@ class RoleColonRenderer:
 
     tokenizer: Tokenizer
     has_extension_property: bool = field(init=False, default=True)
+    supports_streaming: bool = field(init=False, default=False)
+    disables_thinking: bool = field(init=False, default=False)
     _encoder: SafeEncoder = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_encoder", SafeEncoder.of(self.tokenizer))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return remake, (RoleColonRenderer, named(self.tokenizer))
 
     def get_stop_sequences(self) -> list[str]:
         return [STOP]
@@ -72,6 +80,14 @@ class RoleColonRenderer:
         else:
             termination = ParseTermination.EOS if ended else ParseTermination.MALFORMED
         return assistant_message(answer.removeprefix(" ").rstrip("\n")), termination
+
+    def parse_response_streaming(self, tokens: Iterable[int]) -> Iterator[MessageDelta]:
+        return parsed_at_once(self, tokens)
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        raise InvalidRequest(f"role_colon has no tools: {[tool.name for tool in tools]}")
 
     def _render(self, message: Message, context: RenderContext) -> RenderedMessage:
         if message["role"] == "tool" or message.get("tool_calls") or message.get("unparsed_tool_calls"):

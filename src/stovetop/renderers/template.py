@@ -6,7 +6,7 @@ calls stay in it as the model wrote them; a family's own renderer takes them apa
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ from stovetop.renderers.base import (
     add_prefill,
     encode_pieces,
     parse_response_for_stop_token,
+    parsed_at_once,
+    remake,
     require_trained,
     supervised_examples,
     trained_messages,
@@ -29,12 +31,14 @@ from stovetop.renderers.messages import (
     Message,
     Role,
     ToolCall,
+    ToolSpec,
     check_messages,
     ensure_list,
     get_text_content,
     get_thinking,
 )
-from stovetop.tokenizer import SafeEncoder
+from stovetop.renderers.streaming import MessageDelta
+from stovetop.tokenizer import SafeEncoder, named
 from stovetop.types import ModelInput
 
 Shown = dict[str, Any]  # a message as templates read it: content, reasoning_content, tool_calls with parsed arguments
@@ -46,12 +50,14 @@ _REASONED = "<think>\nr\n</think>\n\na"  # an answer of which a template that kn
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplateRenderer:
-    """See `base.Renderer`. `options` are what the template itself understands, such as `enable_thinking`."""
+    """See `base.Renderer`. `options` are what the template itself understands: `enable_thinking`, `tools`."""
 
     tokenizer: Tokenizer
-    options: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
     stop: str = field(init=False)  # the control token that ends an assistant message
     has_extension_property: bool = field(init=False)
+    supports_streaming: bool = field(init=False, default=False)
+    disables_thinking: bool = field(init=False, default=False)
     _encoder: SafeEncoder = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +71,9 @@ class ChatTemplateRenderer:
         object.__setattr__(self, "stop", self._find_stop())
         answers = ["a", _REASONED] if "</think>" in source else ["a"]
         object.__setattr__(self, "has_extension_property", all(self._extends(answer) for answer in answers))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return remake, (ChatTemplateRenderer, named(self.tokenizer), dict(self.options))
 
     def get_stop_sequences(self) -> list[int]:
         return [self.tokenizer.convert_tokens_to_ids(self.stop)]
@@ -101,6 +110,17 @@ class ChatTemplateRenderer:
     def parse_response(self, tokens: Sequence[int]) -> tuple[Message, ParseTermination]:
         [stop_token] = self.get_stop_sequences()
         return parse_response_for_stop_token(tokens, self.tokenizer, stop_token)
+
+    def parse_response_streaming(self, tokens: Iterable[int]) -> Iterator[MessageDelta]:
+        return parsed_at_once(self, tokens)
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        raise InvalidRequest(
+            "a chat template is told of tools when the renderer is made: get_renderer('chat_template', tokenizer, "
+            f"tools=[...]): {[tool.name for tool in tools]}"
+        )
 
     # ---- where outputs begin and end ---------------------------------------------------------------------------
 

@@ -78,8 +78,8 @@ def compute_advantages(groups_P: Sequence[TrajectoryGroup], estimator: Estimator
 
 
 def normalize_advantages(advantages_P_G: Sequence[Sequence[Advantage]]) -> list[list[Advantage]]:
-    """Shifted and scaled so that the numbers of the batch, of episodes or of turns, have mean 0 and standard deviation 1
-    (population). Where all are equal, all become 0."""
+    """Shifted and scaled so that all numbers of the batch, whether of episodes or of turns, have mean 0 and standard
+    deviation 1 (that of the population). Where all are equal, all become 0."""
     numbers = list(chain.from_iterable(map(_numbers, chain.from_iterable(advantages_P_G))))
     if not numbers:
         return [list(advantages_G) for advantages_G in advantages_P_G]

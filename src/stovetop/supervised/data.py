@@ -42,9 +42,9 @@ def create_rightshifted_model_input_and_leftshifted_targets(
 ) -> tuple[ModelInput, list[int]]:
     """Inputs without the last token, and the token that follows each input: [1, 2, 3] -> [1, 2], [2, 3]. Where an image
     follows there is no token to predict, so the target is 0, to be given weight 0. The last chunk must be text."""
-    model_input = ModelInput(chunks)
-    if model_input.length < 2:
-        raise InvalidRequest(f"a sequence needs at least two tokens, to predict one from another: {model_input.length}")
+    length = sum([chunk.length for chunk in chunks])
+    if length < 2:
+        raise InvalidRequest(f"a sequence needs at least two tokens, to predict one from another: {length}")
     *before, last = chunks
     if isinstance(last, ImageChunk) or not last.tokens:
         raise InvalidRequest(f"a sequence must end with text, for there is no token to predict in: {last}")

@@ -1,0 +1,194 @@
+"""Stovetop beside what one would use instead, on this machine: the same model, data, dtype and threads.
+
+    python benchmarks/compare.py                       # about a quarter of an hour on two cores
+    python benchmarks/compare.py --quick --json out.json
+    python benchmarks/compare.py --side ours --measure train      # one measurement, in this process
+
+Each measurement is a process of its own. The sides take turns, so that a machine that grows slower slows all of them,
+and the median of the rounds counts. Needs the extra `bench`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from compare_work import SIZES, Numbers, Setting
+from rich.console import Console
+from rich.table import Table
+
+from stovetop.model_store import require_model
+
+# measure -> side -> module and function that does it
+MEASURES: dict[str, dict[str, str]] = {
+    "train": {
+        "ours": "compare_ours:train",
+        "padded": "compare_peers:train_padded",
+        "sorted": "compare_peers:train_sorted",
+        "trl": "compare_peers:sft",
+        "inexact": "compare_ours:train_inexact",
+    },
+    "sample_equal": {
+        "ours": "compare_ours:sample_equal",
+        "generate": "compare_peers:generate_equal",
+        "inexact": "compare_ours:sample_equal_inexact",
+    },
+    "sample_ragged": {"ours": "compare_ours:sample_ragged", "generate": "compare_peers:generate_ragged"},
+    "grpo": {"ours": "compare_ours:grpo", "trl": "compare_peers:grpo"},
+    "adapters": {"ours": "compare_ours:adapters"},
+    "flat": {"ours": "compare_ours:flat"},
+}
+ONCE = {"flat"}  # compared with itself only, at several sizes
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    key: str
+    meaning: str
+    value: float
+    target: str
+    holds: bool | None  # None where there is no target
+
+
+# ---- one measurement -------------------------------------------------------------------------------------------------
+
+
+def run_here(side: str, measure: str, setting: Setting) -> Numbers:
+    import torch
+
+    torch.set_num_threads(setting.threads)
+    module, _, function = MEASURES[measure][side].partition(":")
+    measurement: Callable[[Setting], Numbers] = vars(import_module(module))[function]
+    return measurement(setting)
+
+
+def run_apart(side: str, measure: str, options: argparse.Namespace) -> Numbers:
+    """The same in a fresh process. What it prints besides its numbers is shown if it fails."""
+    words = [f"--model={options.model}", f"--dtype={options.dtype}", f"--threads={options.threads}"]
+    command = [sys.executable, __file__, "--side", side, "--measure", measure, "--size", options.size, *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{side} {measure} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+Medians = dict[tuple[str, str], Numbers]  # by measure and side
+
+
+def run_all(options: argparse.Namespace, console: Console) -> Medians:
+    found: dict[tuple[str, str], list[Numbers]] = {}
+    for turn in range(SIZES[options.size].rounds):
+        for measure, sides in MEASURES.items():
+            if measure in options.only and (turn == 0 or measure not in ONCE):
+                for side in sides:
+                    numbers = run_apart(side, measure, options)
+                    found.setdefault((measure, side), []).append(numbers)
+                    console.print(f"round {turn + 1}, {measure}, {side}: {shown(numbers)}", highlight=False)
+    return {
+        key: {name: statistics.median(one[name] for one in runs) for name in runs[0]} for key, runs in found.items()
+    }
+
+
+def shown(numbers: Numbers) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+
+
+def rows_of(medians: Medians) -> list[Row]:
+    rows: list[Row] = []
+
+    def at_least(key: str, meaning: str, value: float, target: float) -> None:
+        rows.append(Row(key, meaning, value, f"at least {target:g}", value >= target))
+
+    def at_most(key: str, meaning: str, value: float, target: float) -> None:
+        rows.append(Row(key, meaning, value, f"at most {target:g}", value <= target))
+
+    def speed(measure: str, side: str) -> float:
+        return medians[measure, side]["tokens_per_s"]
+
+    if ("train", "ours") in medians:
+        ours = speed("train", "ours")
+        at_least(
+            "train_vs_padded", "training, against transformers + PEFT, padded", ours / speed("train", "padded"), 2.0
+        )
+        at_least("train_vs_sorted", "the same, sorted, in fours", ours / speed("train", "sorted"), 1.2)
+        rows.append(Row("train_vs_trl", "the same, TRL's SFTTrainer", ours / speed("train", "trl"), "", None))
+        rows.append(Row("train_exact", "exact mode, against inexact", ours / speed("train", "inexact"), "", None))
+        peaks = [medians["train", side]["peak_bytes"] for side in ("ours", "padded")]
+        at_most("memory", "its peak memory, against padded", peaks[0] / peaks[1], 0.5)
+    if ("sample_equal", "ours") in medians:
+        ours = speed("sample_equal", "ours")
+        at_least(
+            "sample_equal", "sampling equal lengths, against generate", ours / speed("sample_equal", "generate"), 1.5
+        )
+        rows.append(
+            Row("sample_exact", "exact mode, against inexact", ours / speed("sample_equal", "inexact"), "", None)
+        )
+    if ("sample_ragged", "ours") in medians:
+        ratio = speed("sample_ragged", "ours") / speed("sample_ragged", "generate")
+        at_least("sample_ragged", "sampling ragged groups, against generate", ratio, 4.0)
+    if ("grpo", "ours") in medians:
+        at_least("grpo_vs_trl", "a whole GRPO step, against TRL", speed("grpo", "ours") / speed("grpo", "trl"), 3.0)
+    if ("adapters", "ours") in medians:
+        numbers = medians["adapters", "ours"]
+        for count, target in ((8, 0.9), (32, 0.8)):
+            ratio = min(numbers[f"{verb} {count}"] / numbers[f"{verb} 1"] for verb in ("train", "sample"))
+            at_least(f"adapters_{count}", f"{count} adapters, against one (the slower of the verbs)", ratio, target)
+    if ("flat", "ours") in medians:
+        numbers = medians["flat", "ours"]
+        times = [value for name, value in numbers.items() if name.startswith("time")]
+        gaps = [value for name, value in numbers.items() if name.startswith("gap")]
+        rows.append(Row("gap", "largest gap of sampled and trained logprobs, nats", max(gaps), "", None))
+        at_most("time_per_token", "largest batch, against the smallest", times[-1] / times[0], 1.1)
+    return rows
+
+
+def table_of(rows: list[Row]) -> Table:
+    table = Table("", "ratio", "target", "")
+    for row in rows:
+        holds = "" if row.holds is None else "yes" if row.holds else "no"
+        table.add_row(row.meaning, f"{row.value:.3g}", row.target, holds)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--size", choices=SIZES, default="full")
+    parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="one small round, 3 minutes")
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--side", help="with --measure: do only this, here, and print its numbers")
+    parser.add_argument("--measure", choices=MEASURES)
+    options = parser.parse_args()
+    model = require_model(options.model)
+    if options.side:
+        setting = Setting(model, options.dtype, options.threads, SIZES[options.size])
+        print(json.dumps(run_here(options.side, options.measure, setting)))
+        return
+    console = Console(width=120)
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft", "trl"))
+    console.print(f"{model.name}, {options.dtype}, {options.threads} threads, {platform.machine()}; {versions}")
+    medians = run_all(options, console)
+    rows = rows_of(medians)
+    console.print(table_of(rows))
+    if options.json:
+        details = {f"{measure} {side}": numbers for (measure, side), numbers in medians.items()}
+        options.json.write_text(json.dumps({**{row.key: row.value for row in rows}, "details": details}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The comparison with others: what becomes of its figures. The figures themselves are no matter of a test."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+def test_ratios_and_targets_come_from_the_medians() -> None:
+    import compare
+
+    speeds = {"ours": 300.0, "padded": 100.0, "sorted": 300.0, "trl": 100.0, "inexact": 300.0, "generate": 100.0}
+    medians = {
+        (measure, side): {"tokens_per_s": speeds[side], "peak_bytes": 1e9 / speeds[side]}
+        for measure, sides in compare.MEASURES.items()
+        for side in sides
+    }
+    medians["adapters", "ours"] = {"train 1": 10, "train 8": 9, "train 32": 8} | {
+        "sample 1": 10,
+        "sample 8": 10,
+        "sample 32": 7,
+    }
+    medians["flat", "ours"] = {"time 1024": 10, "gap 1024": 0.0, "time 16384": 10.5, "gap 16384": 1e-6}
+    rows = {row.key: row for row in compare.rows_of(medians)}
+    assert {key: row.holds for key, row in rows.items() if row.holds is not None} == {
+        "train_vs_padded": True,
+        "train_vs_sorted": False,
+        "memory": True,
+        "sample_equal": True,
+        "sample_ragged": False,
+        "grpo_vs_trl": True,
+        "adapters_8": True,
+        "adapters_32": False,
+        "time_per_token": True,
+    }
+    assert (rows["train_vs_padded"].value, rows["gap"].value, rows["adapters_32"].value) == (3.0, 1e-6, 0.7)
+    assert compare.table_of(list(rows.values())).row_count == len(rows)
+
+
+def test_each_measure_of_each_side_is_a_function() -> None:
+    import compare
+
+    names = {name for sides in compare.MEASURES.values() for name in sides.values()}
+    for name in names:
+        module, _, function = name.partition(":")
+        assert f"def {function}(setting: Setting" in (FOLDER / f"{module}.py").read_text(), name
+
+
+@pytest.mark.real_model
+def test_a_measurement_prints_its_numbers_last(smollm2: Path) -> None:
+    words = ["--size", "smoke", "--threads", "1", "--side", "ours", "--measure", "train"]
+    command = [sys.executable, str(FOLDER / "compare.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].startswith('{"seconds": ')

@@ -1,0 +1,22 @@
+"""The benchmark for a card, on a CPU with tiny shapes: a lent card must not be the first place where it runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+PROGRAM = """
+import runpy, sys
+sys.modules |= dict.fromkeys({"pydantic", "tyro", "rich", "matplotlib"})  # a bare machine has none of them
+sys.argv = ["gpu.py", "--smoke"]
+runpy.run_path(%r, run_name="__main__")
+"""
+
+
+def test_every_line_is_filled_on_a_machine_with_torch_and_transformers_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM % str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("tiny  ")]
+    assert len(lines) == 7
+    measured = [line for line in lines if "tokens/s" in line]
+    assert all(line.split()[-1].replace(".", "").isdigit() for line in measured)  # the ratio, and no note behind it
