@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine import tiny
-from stovetop.engine import ops, sampler
+from stovetop.engine import ops, prompts, sampler
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora import AdapterWeights
 from stovetop.losses import ImportanceSampling
@@ -187,3 +187,16 @@ def test_a_fault_in_a_pass_reaches_every_request_and_the_engine_goes_on(
     assert all(isinstance(done.error, ZeroDivisionError) for done in failed)
     assert engine.idle
     assert len(sample(engine, PROMPT, 2)) == 2
+
+
+def test_a_fault_while_prompts_are_computed_loses_nobody(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those whose prompts were in hand, nor the one that ends in the same step."""
+    ending = engine.submit(sample_op(PROMPT, max_tokens=2))
+    engine.step()
+    tickets = [engine.submit(sample_op(tiny.tokens(5, i), 2)) for i in range(3)]
+    with monkeypatch.context() as broken:
+        broken.setattr(prompts.Prompts, "_compute", lambda *_: 1 / 0)
+        done = {finished.ticket: finished for finished in engine.step()}
+    assert done[ending].error is None
+    assert all(isinstance(done[ticket].error, ZeroDivisionError) for ticket in tickets)
+    assert engine.idle

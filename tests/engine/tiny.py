@@ -68,12 +68,13 @@ def engine(**settings: Any) -> Engine:
 def run(engine: Engine, op: ops.Op) -> Any:
     """The op's result, once it is there."""
     ticket = engine.submit(op)
-    while True:
+    while not engine.idle:
         for done in engine.step():
             if done.ticket is ticket:
                 if done.error is not None:
                     raise done.error
                 return done.result
+    raise AssertionError("the engine lost a ticket")
 
 
 def trained_adapter(engine: Engine, seed: int = 0, **lora: Any) -> Adapter:

@@ -139,7 +139,7 @@ class RowExact:
         hidden_SQL = ~_seen(position_SQ, key_SGLD.shape[2], how.window)
         hidden_SRL = hidden_SQL.repeat(1, repeats, 1)
         out_SGRD = _BlockAttention.apply(query_SGRD, key_SGLD, value_SGLD, hidden_SRL[:, None], how.scale)
-        return out_SGRD.reshape(num_calls, num_heads, num_queries, size)
+        return out_SGRD.reshape(num_calls, num_heads, num_queries, -1)
 
 
 class _RowExactLinear(torch.autograd.Function):
@@ -171,12 +171,12 @@ class _BlockAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(query_SGRD, key_SGLD, value_SGLD, hidden_S1RL)
         ctx.scale = scale
-        num_calls, num_groups, num_rows, size = query_SGRD.shape
+        num_calls, num_groups, num_rows, _ = query_SGRD.shape
         padding = -num_rows % QUERY_MULTIPLE
         query, hidden = query_SGRD, hidden_S1RL
         if padding:
             query, hidden = F.pad(query, (0, 0, 0, padding)), F.pad(hidden, (0, 0, 0, padding))
-        query, key, value = (t.reshape(num_calls * num_groups, -1, size) for t in (query, key_SGLD, value_SGLD))
+        query, key, value = (t.flatten(0, 1) for t in (query, key_SGLD, value_SGLD))
         blocks = range(0, key.shape[1], KEY_BLOCK)
         scores = torch.cat([torch.bmm(query, key[:, b : b + KEY_BLOCK].transpose(1, 2)) for b in blocks], 2) * scale
         scores = scores.view(num_calls, num_groups, -1, key.shape[1]).masked_fill(hidden, -math.inf)
@@ -184,7 +184,7 @@ class _BlockAttention(torch.autograd.Function):
         out = torch.bmm(weights[:, :, :KEY_BLOCK], value[:, :KEY_BLOCK])
         for block in blocks[1:]:
             out = out + torch.bmm(weights[:, :, block : block + KEY_BLOCK], value[:, block : block + KEY_BLOCK])
-        return out.view(num_calls, num_groups, -1, size)[:, :, :num_rows]
+        return out.unflatten(0, (num_calls, num_groups))[:, :, :num_rows]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

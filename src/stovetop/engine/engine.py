@@ -85,7 +85,8 @@ class Engine:
         try:
             return self._sampler.step()
         except Exception as error:  # a pass holds many requests; none of them may wait for ever
-            return [ops.Finished(ticket, error=error) for ticket in self._sampler.drop_all()]
+            failed = [ops.Finished(ticket, error=error) for ticket in self._sampler.drop_all()]
+            return [*self._sampler.take_finished(), *failed]
 
     def _do(self, op: ops.Op) -> Any:
         match op:

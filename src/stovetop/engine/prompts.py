@@ -93,7 +93,11 @@ class Prompts:
         pieces = self._pieces()
         if not pieces:
             return []
-        self._compute(pieces)
+        try:
+            self._compute(pieces)
+        except BaseException:
+            self._waiting.extendleft(piece.prompt for piece in reversed(pieces))  # nobody is lost: see `drop_all`
+            raise
         done = [piece.prompt for piece in pieces if piece.prompt.is_computed]
         for prompt in done:
             self._keep(prompt)
@@ -219,7 +223,8 @@ class _PieceAttention:
         self._slot = torch.zeros(max(piece.length for piece in pieces), dtype=torch.int64, device=device)
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        out_NHD = torch.empty_like(query_HND.transpose(0, 1))
+        num_heads, num_rows, _ = query_HND.shape
+        out_NHD = query_HND.new_empty(num_rows, num_heads, value_GND.shape[-1])
         for alike in self._alike:
             start, end = alike[0].start, alike[0].end
             position_Q = torch.arange(start, end, device=self._device)

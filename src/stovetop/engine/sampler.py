@@ -86,6 +86,7 @@ class Sampler:
         self._cache = KVCache(model.num_layers)
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
         self._running: list[_Running] = []  # in the order of their slots
+        self._finished: list[Finished] = []  # in this step
 
     def add(self, ticket: Ticket) -> None:
         self._prompts.add(ticket)
@@ -96,16 +97,22 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        finished = self._draw_next() if self._running else []
+        if self._running:
+            self._finished += self._draw_next()
         for prompt in self._prompts.step():
-            finished += self._computed(prompt)
-        finished += self._let_in()
+            self._finished += self._computed(prompt)
+        self._finished += self._let_in()
         if not self._running:
             self._cache.clear()
+        return self.take_finished()
+
+    def take_finished(self) -> list[Finished]:
+        """What ended; after a step that raised, what had ended before."""
+        finished, self._finished = self._finished, []
         return finished
 
     def drop_all(self) -> list[Ticket]:
-        """Forgets everything; the tickets it held."""
+        """Forgets everything that goes on; its tickets."""
         requests = [*self._ready, *(sequence.request for sequence in self._running)]
         tickets = dict.fromkeys([*self._prompts.drop_all(), *(request.prompt.ticket for request in requests)])
         self._ready.clear()
