@@ -1,0 +1,26 @@
+"""The number of threads is found by trying."""
+
+import pytest
+import torch
+
+from stovetop.engine import threads
+
+
+def test_the_fastest_number_is_chosen_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    monkeypatch.setattr(threads, "_rate", lambda number, seconds: {1: 10.0, 2: 17.0, 4: 9.0}[number])
+    try:
+        assert threads.fastest_threads(seconds=1.0) == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_trial_counts_work_per_second_on_so_many_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert threads._rate(1, 0.01) > 0  # pyright: ignore[reportPrivateUsage]  the measuring itself
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
