@@ -1,5 +1,7 @@
 """Training against an oracle: the library's model in float64 with the adapter merged into its weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from stovetop.engine.loss_math import loss_sum
 from stovetop.engine.model import adopt
 from stovetop.engine.packing import Pack
 from stovetop.engine.training import Adapter
-from stovetop.errors import InvalidRequest
+from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.losses import CISPO, DRO, GSPO, PPO, CrossEntropy, ImportanceSampling, Loss, temperature_of
 from stovetop.types import Datum, ModelInput
 
@@ -231,3 +233,14 @@ def test_logits_never_exist_for_more_rows_than_a_chunk(monkeypatch: pytest.Monke
     tiny.run(engine, ops.ForwardBackward(tiny.trained_adapter(engine), data, ImportanceSampling()))
     assert max(rows) == 16
     assert sum(rows) == 2 * 99
+
+
+def test_a_state_of_other_linears_is_not_loaded_into_an_adapter() -> None:
+    """A PEFT folder may train a part of what the flags say."""
+    engine = tiny.engine()
+    adapter = tiny.trained_adapter(engine)
+    fewer = {name: t for name, t in adapter.weights.tensors.items() if "k_proj" not in name}
+    before = adapter.weights
+    with pytest.raises(CheckpointError, match=r"other linears .*k_proj"):
+        adapter.restore(replace(adapter.weights, tensors=fewer), adapter.moments)
+    assert adapter.weights is before

@@ -24,7 +24,7 @@ from stovetop.engine.loss_math import LossInputs, loss_sum
 from stovetop.engine.model import BaseModel
 from stovetop.engine.optim import Moments, Tensors, adamw
 from stovetop.engine.packing import micro_batches, pack
-from stovetop.errors import InvalidRequest
+from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.losses import Loss, temperature_of
 from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, TensorData
 
@@ -66,6 +66,12 @@ class Adapter:
         )
 
     def restore(self, weights: AdapterWeights, moments: Moments) -> None:
+        if weights.tensors.keys() != self.weights.tensors.keys():
+            other = sorted(weights.tensors.keys() ^ self.weights.tensors.keys())
+            raise CheckpointError(
+                f"this state trains other linears than the client ({len(other)} tensors differ, first {other[0]}); make a "
+                "client from that state"
+            )
         self.weights, self.moments = weights, moments
         self.gradients, self._failure = None, None
 
