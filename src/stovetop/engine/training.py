@@ -69,8 +69,8 @@ class Adapter:
         if weights.tensors.keys() != self.weights.tensors.keys():
             other = sorted(weights.tensors.keys() ^ self.weights.tensors.keys())
             raise CheckpointError(
-                f"this state trains other linears than the client ({len(other)} tensors differ, first {other[0]}); make a "
-                "client from that state"
+                f"this state trains other linears than the client ({len(other)} tensors differ, first {other[0]}); "
+                "make a client from that state"
             )
         self.weights, self.moments = weights, moments
         self.gradients, self._failure = None, None
