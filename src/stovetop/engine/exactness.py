@@ -47,11 +47,12 @@ def obstacle(model: nn.Module, config, device: torch.device, dtype: torch.dtype)
 
 def prepare(model: nn.Module, num_positions: int) -> None:
     """Swaps the modules whose results depend on the place in a buffer for those that do not."""
+    rotaries = _rotaries(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.SiLU) or type(child).__name__ == "SiLUActivation":
                 setattr(parent, name, WrittenOutSiLU())
-            elif child in _rotaries(model):
+            elif child in rotaries:
                 setattr(parent, name, RotaryTable(child, num_positions, torch.float32))
 
 

@@ -25,12 +25,11 @@ from stovetop.engine.logprobs import pair_logprobs, top_logprobs
 from stovetop.engine.lora import AdapterWeights, rows_by_owner
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
-from stovetop.engine.packing import Pack, Segment, common_length
+from stovetop.engine.packing import MIN_SHARED_TOKENS, Pack, Segment, common_length
 
 STEP_TOKENS = 2048
 PIECE_TOKENS = 512
 KEPT_TOKENS = 4096
-MIN_SHARED_TOKENS = 8
 
 
 @dataclass(slots=True, eq=False)
