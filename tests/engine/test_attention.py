@@ -59,7 +59,7 @@ def packed_logits(base: BaseModel, sequences: list[list[int]], share: bool = Tru
     packed = pack(sequences, share_prefixes=share)
     with torch.no_grad():
         hidden_NE = base.hidden_states(packed, PackedAttention(packed, base.arithmetic, base.device), [])
-        return [base.head(None).logits(hidden_NE[packed.rows_of(index)]) for index in range(len(sequences))]
+        return [base.head([]).logits(hidden_NE[packed.rows_of(index)]) for index in range(len(sequences))]
 
 
 @pytest.mark.parametrize("share", [True, False])

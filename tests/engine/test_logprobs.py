@@ -7,13 +7,14 @@ import torch
 
 from stovetop.engine import logprobs
 from stovetop.engine.logprobs import Head, pair_logprobs, top_logprobs
+from stovetop.engine.low_rank import LowRank
 
 
 def made(dtype: torch.dtype = torch.float64, rank: int = 3) -> tuple[torch.Tensor, Head]:
     generator = torch.Generator().manual_seed(0)
     normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype)  # noqa: E731
     lora = (normal(rank, 8).requires_grad_(), normal(20, rank).requires_grad_(), 0.7)
-    return normal(6, 8).requires_grad_(), Head(normal(20, 8), normal(20), lora)
+    return normal(6, 8).requires_grad_(), Head(normal(20, 8), normal(20), [LowRank(*lora)])
 
 
 BENDS = [(1.0, None), (0.3, None), (1.0, 5.0), (0.3, 2.0)]  # multiplier and softcap
@@ -28,9 +29,9 @@ def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain(hidden_NE: torch.Tensor, head: Head, temperature: float) -> torch.Tensor:
-    assert head.lora is not None
+    assert head.adapter is not None
     assert head.bias_V is not None
-    a_RE, b_VR, scale = head.lora
+    a_RE, b_VR, scale = head.adapter.a_RI, head.adapter.b_OR, head.adapter.scale
     logits_NV = (hidden_NE @ (head.weight_VE + scale * b_VR @ a_RE).t() + head.bias_V) * head.multiplier
     if head.softcap is not None:
         logits_NV = head.softcap * torch.tanh(logits_NV / head.softcap)
@@ -48,8 +49,8 @@ def test_pairs_in_any_order_get_the_logprob_of_the_plain_head(bend: tuple[float,
 def test_the_written_out_backward_pass_is_autograds(bend: tuple[float, float | None]) -> None:
     hidden_NE, head = made()
     head = replace(head, multiplier=bend[0], softcap=bend[1])
-    assert head.lora is not None
-    leaves = [hidden_NE, head.lora[0], head.lora[1]]
+    assert head.adapter is not None
+    leaves = [hidden_NE, head.adapter.a_RI, head.adapter.b_OR]
     weight_P = torch.linspace(-1, 1, 7, dtype=torch.float64)
     ours = torch.autograd.grad((pair_logprobs(head, hidden_NE, ROWS, TARGETS, 0.6) * weight_P).sum(), leaves)
     expected = torch.autograd.grad((plain(hidden_NE, head, 0.6) * weight_P).sum(), leaves)

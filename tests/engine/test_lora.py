@@ -7,7 +7,17 @@ import torch
 
 from engine import tiny
 from stovetop.engine.arithmetic import Fast
-from stovetop.engine.lora import AdapterWeights, LoraLinear, Routing, Rows, initial_weights, low_rank
+from stovetop.engine.lora import (
+    AdapterWeights,
+    LoraLinear,
+    Routing,
+    Rows,
+    initial_weights,
+    rows_by_owner,
+    stacked_rows,
+)
+from stovetop.engine.low_rank import LowRank, adapted_linear
+from stovetop.engine.packing import Segment
 from stovetop.types import LoraConfig
 
 HIDDEN, MLP, KEYS, LAYERS, RANK = 64, 96, 32, 2, 8
@@ -50,28 +60,58 @@ def test_the_seed_decides_the_factors() -> None:
     assert not torch.equal(first.tensors[name], other.tensors[name])
 
 
-def test_the_written_out_low_rank_product_has_autograds_gradient() -> None:
+def test_the_written_out_linear_has_autograds_gradient_in_every_adapter_of_a_pass() -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, 5, 6), (3, 6), (4, 3)]
+    shapes = [(1, 5, 6), (3, 6), (4, 3), (2, 6), (4, 2)]
     leaves = [torch.randn(*s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
-    assert torch.autograd.gradcheck(lambda x, a, b: low_rank(x, a, b, 0.7, arithmetic=Fast()), leaves)
+    weight_OI = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+
+    def linear(x_1NI: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        first, second = factors[:2], factors[2:]
+        parts = [LowRank(*first, 0.7, slice(0, 2)), LowRank(*second, 1.5, torch.tensor([4, 2]))]
+        return adapted_linear(x_1NI, weight_OI, None, parts, Fast())
+
+    assert torch.autograd.gradcheck(linear, leaves)
 
 
-def test_adapters_of_different_rank_act_on_their_own_rows() -> None:
+def adapter(rank: int, generator: torch.Generator, name: str = "x") -> AdapterWeights:
+    tensors = {
+        f"{name}.A": torch.randn(rank, 6, generator=generator),
+        f"{name}.B": torch.randn(4, rank, generator=generator),
+    }
+    return AdapterWeights(LoraConfig(rank=rank), tensors)
+
+
+def test_adapters_of_different_rank_and_targets_act_on_their_own_rows_looped_or_stacked() -> None:
     generator = torch.Generator().manual_seed(0)
     linear, routing = torch.nn.Linear(6, 4, bias=False).requires_grad_(False), Routing()
     lora = LoraLinear(linear, "x", routing, Fast())
-    x_1NI = torch.randn(1, 5, 6, generator=generator)
-
-    def adapter(rank: int) -> AdapterWeights:
-        tensors = {"x.A": torch.randn(rank, 6, generator=generator), "x.B": torch.randn(4, rank, generator=generator)}
-        return AdapterWeights(LoraConfig(rank=rank), tensors)
-
-    first, second = adapter(2), adapter(3)
+    x_1NI = torch.randn(1, 7, 6, generator=generator)
+    first, second, elsewhere = adapter(2, generator), adapter(3, generator), adapter(3, generator, name="y")
+    owners = [first, second, None, first, second, elsewhere, second]
+    segments, cpu = [Segment(row, 1) for row in range(7)], torch.device("cpu")
     plain_1NO = lora(x_1NI)
-    routing.parts = [Rows(first, torch.tensor([0, 3])), Rows(second, torch.tensor([1, 4]))]
-    mixed_1NO = lora(x_1NI)
-    for rows, owner in (([0, 3], first), ([1, 4], second)):
-        routing.parts = [Rows(owner)]
-        torch.testing.assert_close(mixed_1NO[:, rows], lora(x_1NI)[:, rows])
-    assert torch.equal(mixed_1NO[:, 2], plain_1NO[:, 2])
+    stacked = stacked_rows(owners, segments, cpu, None)
+    assert stacked is not None
+    for parts in (rows_by_owner(owners, segments, cpu), [stacked]):
+        routing.parts = parts
+        mixed_1NO = lora(x_1NI)
+        for rows, owner in (([0, 3], first), ([1, 4, 6], second)):
+            routing.parts = [Rows(owner)]
+            torch.testing.assert_close(mixed_1NO[:, rows], lora(x_1NI)[:, rows])
+        assert torch.equal(mixed_1NO[:, [2, 5]], plain_1NO[:, [2, 5]])
+
+
+def test_a_stack_is_kept_while_the_same_adapters_run_and_refused_where_it_would_be_mostly_filling() -> None:
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    first, second = adapter(2, generator), adapter(3, generator)
+    segments = [Segment(row, 1) for row in range(9)]
+    stacked = stacked_rows([first, second], segments[:2], cpu, None)
+    assert stacked is not None
+    later = stacked_rows([second, first, first], segments[:3], cpu, stacked.stack)
+    assert later is not None and later.stack is stacked.stack
+    other = stacked_rows([second, adapter(2, generator)], segments[:2], cpu, stacked.stack)
+    assert other is not None and other.stack is not stacked.stack
+    third = adapter(2, generator)
+    assert stacked_rows([*[first] * 7, second, third], segments, cpu, None) is None
+    assert stacked_rows([first, first], segments[:2], cpu, None) is None

@@ -12,7 +12,7 @@ of four; attention with query rows padded to a multiple of eight and keys in blo
 starts, whose results are added from left to right. `exactness.py` checks on the machine at hand that this is so.
 
 Shapes: `N` rows, `I` inputs, `O` outputs; `S` calls, `H` query heads, `G` key/value heads, `Q` query rows, `L` key
-rows, `D` head size, `R` query rows of all heads that share a key head.
+rows, `D` head size.
 """
 
 import math
@@ -23,15 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """What one layer's attention asks for besides causality."""
-
-    scale: float
-    window: int | None = None  # a row sees this many rows, itself included
-    softcap: float | None = None  # scores s become softcap·tanh(s / softcap)
-    sinks_H: Tensor | None = None  # one more logit per head, which takes weight and brings nothing
+from stovetop.engine.block_attention import KEY_BLOCK, How, row_exact, seen
 
 
 class Arithmetic(Protocol):
@@ -42,13 +34,27 @@ class Arithmetic(Protocol):
         """Attention wants its keys in a multiple of this many."""
         ...
 
-    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor: ...
+    @property
+    def row_multiple(self) -> int:
+        """Linears want their rows in a multiple of this many; others cost a copy."""
+        ...
+
+    @property
+    def can_stack(self) -> bool:
+        """Several adapters may run as one batched product. Where rows must not depend on their neighbours they may not,
+        and for the same reason a pass that trains holds the data of one adapter only."""
+        ...
+
+    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """A fresh tensor. Not differentiable: see `low_rank.adapted_linear`."""
+        ...
 
     def attention(
         self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
     ) -> Tensor:
         """(S, H, Q, D). Row q of call s sees keys 0..position_SQ[s, q], or as many of the last of them as the window
-        lets it. `position_SQ` may have a first dimension of 1. Keys that nobody sees are finite."""
+        lets it. `position_SQ` may have a first dimension of 1. Keys that nobody sees are finite. Not differentiable:
+        see `block_attention.attention_gradients`."""
         ...
 
 
@@ -57,6 +63,8 @@ class Arithmetic(Protocol):
 
 class Fast:
     key_multiple = 1
+    row_multiple = 1
+    can_stack = True
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return F.linear(x, weight_OI, bias_O)
@@ -67,18 +75,12 @@ class Fast:
         num_queries, num_keys = query_SHQD.shape[2], key_SGLD.shape[2]
         fused = how.softcap is None and how.sinks_H is None
         starts_at_zero = position_SQ.shape[0] == 1 and num_queries == num_keys
-        if fused and starts_at_zero and (how.window is None or how.window >= num_keys):
-            return _sdpa(query_SHQD, key_SGLD, value_SGLD, None, how.scale, is_causal=True)
-        seen_S1QL = _seen(position_SQ, num_keys, how.window)[:, None]
-        if fused:
-            return _sdpa(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how.scale, is_causal=False)
-        return _spelled_out(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how)
+        causal = starts_at_zero and (how.window is None or how.window >= num_keys)
+        seen_S1QL = None if fused and causal else seen(position_SQ, num_keys, how.window)[:, None]
+        if not fused:
+            return _spelled_out(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how)
 
-
-def _seen(position_SQ: Tensor, num_keys: int, window: int | None) -> Tensor:
-    key_L = torch.arange(num_keys, device=position_SQ.device)
-    seen_SQL = key_L <= position_SQ[..., None]
-    return seen_SQL if window is None else seen_SQL & (key_L > position_SQ[..., None] - window)
+        return _sdpa(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how.scale, is_causal=causal)
 
 
 def _sdpa(
@@ -109,8 +111,6 @@ def _spelled_out(query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, seen_
 # ---- row-exact -------------------------------------------------------------------------------------------------------
 
 ROW_MULTIPLE = 4  # of a linear
-QUERY_MULTIPLE = 8  # of query rows
-KEY_BLOCK = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +118,8 @@ class RowExact:
     """Frozen weights are kept a second time in oneDNN's own layout (`prepack`): the same bits, less work per call."""
 
     key_multiple: int = KEY_BLOCK
+    row_multiple: int = ROW_MULTIPLE
+    can_stack: bool = False
     _packed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by id; the weight is kept alive beside it
 
     def prepack(self, weight_OI: Tensor) -> None:
@@ -126,81 +128,38 @@ class RowExact:
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         packed = self._packed.get(id(weight_OI))
-        out = _RowExactLinear.apply(x, weight_OI, weight_OI if packed is None else packed[1])
-        return out if bias_O is None else out + bias_O
+        x_NI = x.reshape(-1, x.shape[-1])
+        padding = -x_NI.shape[0] % ROW_MULTIPLE
+        padded_NI = F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI.contiguous()
+        layout = weight_OI if packed is None else packed[1]
+        out_NO = torch.ops.mkldnn._linear_pointwise(padded_NI, layout, None, "none", [], "")[: x_NI.shape[0]]
+        if bias_O is not None:
+            out_NO += bias_O
+        return out_NO.view(*x.shape[:-1], -1)
 
     def attention(
         self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
     ) -> Tensor:
-        num_calls, num_heads, num_queries, size = query_SHQD.shape
-        num_groups = key_SGLD.shape[1]
-        repeats = num_heads // num_groups
-        query_SGRD = query_SHQD.reshape(num_calls, num_groups, repeats * num_queries, size)
-        hidden_SQL = ~_seen(position_SQ, key_SGLD.shape[2], how.window)
-        hidden_SRL = hidden_SQL.repeat(1, repeats, 1)
-        out_SGRD = _BlockAttention.apply(query_SGRD, key_SGLD, value_SGLD, hidden_SRL[:, None], how.scale)
-        return out_SGRD.reshape(num_calls, num_heads, num_queries, -1)
-
-
-class _RowExactLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, layout: Tensor) -> Tensor:
-        ctx.save_for_backward(x if weight_OI.requires_grad else None, weight_OI)
-        x_NI = x.reshape(-1, x.shape[-1])
-        padding = -x_NI.shape[0] % ROW_MULTIPLE
-        padded_NI = F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI.contiguous()
-        out_NO = torch.ops.mkldnn._linear_pointwise(padded_NI, layout, None, "none", [], "")
-        return out_NO[: x_NI.shape[0]].view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_OI = ctx.saved_tensors
-        d_out = gradients[0]
-        d_x = d_out @ weight_OI if ctx.needs_input_grad[0] else None
-        d_weight_OI = d_out.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-        return d_x, d_weight_OI, None
-
-
-class _BlockAttention(torch.autograd.Function):
-    """Softmax over whole rows of scores that were computed in blocks of keys. The backward pass computes the weights
-    again, so that only queries, keys and values are kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query_SGRD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, hidden_S1RL: Tensor, scale: float
-    ) -> Tensor:
-        ctx.save_for_backward(query_SGRD, key_SGLD, value_SGLD, hidden_S1RL)
-        ctx.scale = scale
-        num_calls, num_groups, num_rows, _ = query_SGRD.shape
-        padding = -num_rows % QUERY_MULTIPLE
-        query, hidden = query_SGRD, hidden_S1RL
-        if padding:
-            query, hidden = F.pad(query, (0, 0, 0, padding)), F.pad(hidden, (0, 0, 0, padding))
-        query, key, value = (t.flatten(0, 1) for t in (query, key_SGLD, value_SGLD))
-        blocks = range(0, key.shape[1], KEY_BLOCK)
-        scores = torch.cat([torch.bmm(query, key[:, b : b + KEY_BLOCK].transpose(1, 2)) for b in blocks], 2) * scale
-        scores = scores.view(num_calls, num_groups, -1, key.shape[1]).masked_fill(hidden, -math.inf)
-        weights = scores.softmax(-1).view(num_calls * num_groups, -1, key.shape[1])
-        out = torch.bmm(weights[:, :, :KEY_BLOCK], value[:, :KEY_BLOCK])
-        for block in blocks[1:]:
-            out = out + torch.bmm(weights[:, :, block : block + KEY_BLOCK], value[:, block : block + KEY_BLOCK])
-        return out.unflatten(0, (num_calls, num_groups))[:, :, :num_rows]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, hidden = ctx.saved_tensors
-        d_out = gradients[0]
-        weights = ((query @ key.transpose(-1, -2)) * ctx.scale).masked_fill(hidden, -math.inf).softmax(-1)
-        d_weights = d_out @ value.transpose(-1, -2)
-        d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True)) * ctx.scale
-        return d_scores @ key, d_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ d_out, None, None
+        return row_exact(query_SHQD, key_SGLD, value_SGLD, position_SQ, how)
 
 
 class WrittenOutSiLU(torch.nn.Module):
     """x / (1 + exp(-x)). The library's own takes another path for the last elements of a buffer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / (1 + torch.exp(-x))
+        return _SiLU.apply(x)
+
+
+class _SiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x / torch.neg(x).exp_().add_(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(gradients[0], x)
 
 
 class RotaryTable(torch.nn.Module):

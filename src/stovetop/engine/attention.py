@@ -1,10 +1,11 @@
 # pyright: basic
-"""Our attention function, registered with transformers under the name `stovetop`, and the two ways it attends.
+"""Our attention function, registered with transformers under the name `stovetop`, and the ways it attends.
 
 A model of the library projects and rotates queries, keys and values of one packed row `[1, N]` and calls `attend`;
 which row sees which is the *plan* of the pass, handed through the model's forward as `attention_plan`:
 
-    PackedAttention   training and prompts: segments of a pack see the segments above them and themselves
+    PackedAttention   training: segments of a pack see the segments above them and themselves
+    PieceAttention    prompts: a piece of a sequence enters a cache of its own and sees what is there
     CachedAttention   decoding: one new token per slot sees its slot of the cache
 
 Segments of equal shape run as one call. Sliding windows, soft-capped scores and attention sinks, which some models pass
@@ -15,6 +16,7 @@ Shapes: `N` packed tokens, `H` query heads, `G` key/value heads, `D` head size, 
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from stovetop.engine.arithmetic import Arithmetic, How
+from stovetop.engine.arithmetic import Arithmetic
+from stovetop.engine.block_attention import How, attention_gradients
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.packing import Pack, Segment
 
@@ -66,41 +69,129 @@ AttentionInterface.register(NAME, attend)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """Segments of one shape: `query_SQ` their rows, `key_SL` the rows they see."""
+    """Segments of one shape: `query_SQ` their rows, `key_SL` the rows they see, `position_1Q` where the former stand
+    among the latter."""
 
     query_SQ: Tensor
     key_SL: Tensor
+    position_1Q: Tensor
 
 
 class PackedAttention:
-    """Attention within a pack. With a cache, keys and values are also kept, for the decoding that follows."""
+    """Attention within a pack. Differentiable."""
 
-    def __init__(
-        self, packed: Pack, arithmetic: Arithmetic, device: torch.device, store: "CacheWrite | None" = None
-    ) -> None:
+    def __init__(self, packed: Pack, arithmetic: Arithmetic, device: torch.device) -> None:
         self._arithmetic = arithmetic
         self._buckets = _buckets(packed.segments, device)
-        self._num_tokens = packed.num_tokens
-        self._store = store
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        if self._store is not None:
-            self._store.write(layer, key_GND, value_GND)
-        pieces, rows = [], []
-        for bucket in self._buckets:
-            query_SHQD = query_HND[:, bucket.query_SQ].transpose(0, 1)
-            num_queries, num_keys = bucket.query_SQ.shape[1], bucket.key_SL.shape[1]
-            padding = (0, 0, 0, -num_keys % self._arithmetic.key_multiple)
-            key_SGLD = F.pad(key_GND[:, bucket.key_SL].transpose(0, 1), padding)
-            value_SGLD = F.pad(value_GND[:, bucket.key_SL].transpose(0, 1), padding)
-            position_Q = torch.arange(num_keys - num_queries, num_keys, device=query_HND.device)
+        return _PackedAttention.apply(query_HND, key_GND, value_GND, self._buckets, how, self._arithmetic)
+
+
+class _PackedAttention(torch.autograd.Function):
+    """One function over all buckets: each writes its own rows of the gradients, where autograd would add up a tensor of
+    the size of the pack for every one of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_HND: Tensor,
+        key_GND: Tensor,
+        value_GND: Tensor,
+        buckets: list[_Bucket],
+        how: How,
+        arithmetic: Arithmetic,
+    ) -> Tensor:
+        num_heads, num_rows, _ = query_HND.shape
+        out_NHD = query_HND.new_empty(num_rows, num_heads, value_GND.shape[-1])
+        for bucket in buckets:
+            query_SHQD, key_SGLD, value_SGLD = _of_bucket(bucket, query_HND, key_GND, value_GND)
+            padding = (0, 0, 0, -bucket.key_SL.shape[1] % arithmetic.key_multiple)
+            if padding[-1]:
+                key_SGLD, value_SGLD = F.pad(key_SGLD, padding), F.pad(value_SGLD, padding)
+            out_SHQD = arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, bucket.position_1Q, how)
+            out_NHD[bucket.query_SQ] = out_SHQD.transpose(1, 2)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(query_HND, key_GND, value_GND, out_NHD)
+            ctx.buckets, ctx.how = buckets, how
+        return out_NHD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query_HND, key_GND, value_GND, out_NHD = ctx.saved_tensors
+        d_query_HND = torch.empty_like(query_HND)
+        d_key_GND, d_value_GND = torch.zeros_like(key_GND), torch.zeros_like(value_GND)
+        for bucket in ctx.buckets:
+            query_SHQD, key_SGLD, value_SGLD = _of_bucket(bucket, query_HND, key_GND, value_GND)
+            out_SHQD, d_out_SHQD = (t[bucket.query_SQ].transpose(1, 2) for t in (out_NHD, gradients[0]))
+            d_query_SHQD, d_key_SGLD, d_value_SGLD = attention_gradients(
+                query_SHQD, key_SGLD, value_SGLD, bucket.position_1Q, ctx.how, out_SHQD, d_out_SHQD
+            )
+            d_query_HND[:, bucket.query_SQ] = d_query_SHQD.transpose(0, 1)
+            for d_own_SGLD, d_GND in ((d_key_SGLD, d_key_GND), (d_value_SGLD, d_value_GND)):
+                d_GND.index_add_(1, bucket.key_SL.flatten(), d_own_SGLD.transpose(0, 1).flatten(1, 2))
+        return d_query_HND, d_key_GND, d_value_GND, None, None, None
+
+
+def _of_bucket(
+    bucket: _Bucket, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(S, H, Q, D), (S, G, L, D) twice."""
+    rows = (bucket.query_SQ, bucket.key_SL, bucket.key_SL)
+    query_SHQD, key_SGLD, value_SGLD = (
+        t[:, own].transpose(0, 1) for t, own in zip((query_HND, key_GND, value_GND), rows, strict=True)
+    )
+    return query_SHQD, key_SGLD, value_SGLD
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Tokens [start, start + length) of a sequence, at rows [first_row, ...) of the pass. Its keys and values go into
+    slot 0 of `cache`, where those of the tokens before it are."""
+
+    cache: KVCache
+    start: int
+    length: int
+    first_row: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + self.length)
+
+
+class PieceAttention:
+    """Rows of a piece see their cache, to which they add themselves first. Pieces of one shape run as one call."""
+
+    def __init__(self, pieces: Sequence[Piece], arithmetic: Arithmetic, device: torch.device) -> None:
+        self._arithmetic = arithmetic
+        self._device = device
+        by_shape: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            by_shape[piece.start, piece.length].append(piece)
+        self._alike = list(by_shape.values())
+        self._slot = torch.zeros(max(piece.length for piece in pieces), dtype=torch.int64, device=device)
+
+    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
+        num_heads, num_rows, _ = query_HND.shape
+        out_NHD = query_HND.new_empty(num_rows, num_heads, value_GND.shape[-1])
+        for alike in self._alike:
+            start, end = alike[0].start, alike[0].end
+            position_Q = torch.arange(start, end, device=self._device)
+            for piece in alike:
+                slots_Q = self._slot[: piece.length]
+                piece.cache.write(layer, slots_Q, position_Q, key_GND[:, piece.rows], value_GND[:, piece.rows])
+            num_keys = end + -end % self._arithmetic.key_multiple
+            caches = [piece.cache.read(layer, 1, num_keys) for piece in alike]
+            key_SGLD, value_SGLD = (torch.cat([cache[i] for cache in caches]) for i in (0, 1))
+            query_SHQD = torch.stack([query_HND[:, piece.rows] for piece in alike])
             out_SHQD = self._arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, position_Q[None], how)
-            pieces.append(out_SHQD.transpose(1, 2).flatten(0, 1))
-            rows.append(bucket.query_SQ.flatten())
-        if len(pieces) == 1:
-            return pieces[0]
-        out_NHD = torch.cat(pieces)
-        return torch.empty_like(out_NHD).index_copy(0, torch.cat(rows), out_NHD)
+            for piece, out_HQD in zip(alike, out_SHQD, strict=True):
+                out_NHD[piece.rows] = out_HQD.transpose(0, 1)
+        return out_NHD
 
 
 class CachedAttention:
@@ -122,19 +213,6 @@ class CachedAttention:
         return out_SHQD[:, :, 0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CacheWrite:
-    """Where the rows of a pack go in a cache: row `rows_M[i]` to position `positions_M[i]` of slot `slots_M[i]`."""
-
-    cache: KVCache
-    rows_M: Tensor
-    slots_M: Tensor
-    positions_M: Tensor
-
-    def write(self, layer: int, key_GND: Tensor, value_GND: Tensor) -> None:
-        self.cache.write(layer, self.slots_M, self.positions_M, key_GND[:, self.rows_M], value_GND[:, self.rows_M])
-
-
 def _buckets(segments: list[Segment], device: torch.device) -> list[_Bucket]:
     by_shape: dict[tuple[int, int], list[Segment]] = defaultdict(list)
     for segment in segments:
@@ -143,6 +221,7 @@ def _buckets(segments: list[Segment], device: torch.device) -> list[_Bucket]:
         _Bucket(
             torch.tensor([list(segment.rows) for segment in alike], device=device),
             torch.tensor([segment.key_rows for segment in alike], device=device),
+            torch.arange(num_keys - length, num_keys, device=device)[None],
         )
-        for alike in by_shape.values()
+        for (length, num_keys), alike in by_shape.items()
     ]

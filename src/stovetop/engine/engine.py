@@ -8,7 +8,6 @@ how samples are drawn in `sampler.py`, what runs when in `scheduler.py`.
 """
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -21,7 +20,7 @@ from stovetop.engine.model import BaseModel
 from stovetop.engine.recompute import recompute_layers
 from stovetop.engine.sampler import Sampler
 from stovetop.engine.scheduler import Scheduler
-from stovetop.engine.training import Adapter, Trainer
+from stovetop.engine.training import Adapter, Job, Trainer
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ModelLimits
 
@@ -43,7 +42,7 @@ class Engine:
             recompute_layers(model.trunk)
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         self._sampler = Sampler(model)
-        self._scheduler = Scheduler()
+        self._scheduler = Scheduler(max_tokens_per_pass, share_passes=model.arithmetic.can_stack)
         self._numbers = itertools.count(1)
         self._disk = disk
 
@@ -53,7 +52,7 @@ class Engine:
         return ticket
 
     def step(self) -> list[ops.Finished]:
-        finished = [self._run(ticket) for ticket in self._scheduler.next_in_order()]
+        finished = self._run(self._scheduler.next_in_order())
         for ticket in self._scheduler.take_sampling():
             self._sampler.add(ticket)
         return finished + self._sample()
@@ -75,7 +74,18 @@ class Engine:
             raise InvalidRequest(f"base model {self.limits.name!r} has no tokenizer in its folder; pass token ids")
         return self._model.tokenizer
 
-    def _run(self, ticket: ops.Ticket) -> ops.Finished:
+    def _run(self, tickets: list[ops.Ticket]) -> list[ops.Finished]:
+        """Tickets that may run together: their ops are of one kind, each of another adapter."""
+        match [ticket.op for ticket in tickets]:
+            case [ops.Forward(), *_] as together:
+                results = self._trainer.forward([Job(op.adapter, op.data, op.loss) for op in together])
+            case [ops.ForwardBackward(), *_] as together:
+                results = self._trainer.forward_backward([Job(op.adapter, op.data, op.loss) for op in together])
+            case _:
+                return [self._run_alone(ticket) for ticket in tickets]
+        return [_finished(ticket, result) for ticket, result in zip(tickets, results, strict=True)]
+
+    def _run_alone(self, ticket: ops.Ticket) -> ops.Finished:
         try:
             return ops.Finished(ticket, self._do(ticket.op))
         except Exception as error:  # the ticket's own failure: it goes to whoever holds its future
@@ -95,12 +105,8 @@ class Engine:
                 return Adapter(initial_weights(config, targets, self._model.device))
             case ops.LoadAdapter(path, with_optimizer):
                 return Adapter(*self._read(path, with_optimizer))
-            case ops.Forward(adapter, data, loss):
-                return self._trainer.forward(adapter, data, loss)
-            case ops.ForwardBackward(adapter, data, loss):
-                return self._guarded(adapter, lambda: self._trainer.forward_backward(adapter, data, loss))
             case ops.ForwardBackwardCustom(adapter, data, loss_fn):
-                return self._guarded(adapter, lambda: self._trainer.forward_backward_custom(adapter, data, loss_fn))
+                return self._trainer.forward_backward_custom(adapter, data, loss_fn)
             case ops.OptimStep(adapter, params):
                 return adapter.optim_step(params)
             case ops.SaveAdapter(adapter, path, meta, with_optimizer, overwrite):
@@ -112,8 +118,8 @@ class Engine:
                 return adapter.weights
             case ops.LoadWeights(path):
                 return self._read(path, with_optimizer=False).weights
-            case ops.Sample() | ops.ComputeLogprobs():
-                raise AssertionError("sampling goes to the sampler")
+            case ops.Sample() | ops.ComputeLogprobs() | ops.Forward() | ops.ForwardBackward():
+                raise AssertionError("these run in company: sampling in the sampler, passes in the trainer")
             case _:
                 assert_never(op)
 
@@ -122,10 +128,6 @@ class Engine:
         check_fits(saved.weights, self._model.targets, path)
         return saved
 
-    def _guarded(self, adapter: Adapter, run: Callable[[], Any]) -> Any:
-        """A failed forward_backward is remembered: the optim_step after it must not go on with half a gradient."""
-        try:
-            return run()
-        except Exception as error:
-            adapter.fail(error)
-            raise
+
+def _finished(ticket: ops.Ticket, result: Any) -> ops.Finished:
+    return ops.Finished(ticket, error=result) if isinstance(result, Exception) else ops.Finished(ticket, result)

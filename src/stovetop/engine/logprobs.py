@@ -8,6 +8,7 @@ asked is a list of pairs (row, token); rows whose pairs all have gradient zero a
 Shapes: `N` rows, `E` hidden size, `V` vocabulary, `P` pairs, `C` rows of one chunk, `R` rank of an adapter of the head.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,18 +16,19 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.arithmetic import Arithmetic, Fast
+from stovetop.engine.low_rank import ALL, LowRank, Stacked
 
 CHUNK_BYTES = 128 * 2**20  # size of the float32 logits that exist at one time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """The output projection, with the factors of one adapter if it trains the head. Some models bend its outputs z:
+    """The output projection, with what adapters add to it. Some models bend its outputs z:
     logits = softcap·tanh(multiplier·z / softcap)."""
 
     weight_VE: Tensor
     bias_V: Tensor | None = None
-    lora: tuple[Tensor, Tensor, float] | None = None  # A (R, E), B (V, R), scale
+    low_ranks: Sequence[LowRank | Stacked] = ()
     arithmetic: Arithmetic = field(default_factory=Fast)
     multiplier: float = 1.0
     softcap: float | None = None
@@ -34,15 +36,22 @@ class Head:
     def logits(self, hidden_CE: Tensor) -> Tensor:
         """Logits (C, V) in at least float32."""
         logits_CV = self.arithmetic.linear(hidden_CE, self.weight_VE, self.bias_V).to(_precision(hidden_CE))
-        if self.lora is not None:
-            a_RE, b_VR, scale = self.lora
-            thin_CR = self.arithmetic.linear(hidden_CE.to(a_RE.dtype), a_RE) * scale
-            logits_CV += self.arithmetic.linear(thin_CR, b_VR)
+        for part in self.low_ranks:
+            part.add_to(logits_CV, hidden_CE, self.arithmetic)
         if self.multiplier != 1.0:
             logits_CV *= self.multiplier
         if self.softcap is not None:
             logits_CV = logits_CV.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_CV
+
+    @property
+    def adapter(self) -> LowRank | None:
+        """The one adapter whose factors are trained with the hidden states."""
+        if not self.low_ranks:
+            return None
+        (adapter,) = self.low_ranks
+        assert isinstance(adapter, LowRank) and adapter.rows == ALL, "a pass scores each adapter's rows on their own"
+        return adapter
 
     def d_outputs(self, d_logits_CV: Tensor, logits_CV: Tensor) -> Tensor:
         """The gradient of the projection's outputs from that of the logits, which it takes over."""
@@ -58,8 +67,9 @@ def _precision(hidden: Tensor) -> torch.dtype:
 
 def pair_logprobs(head: Head, hidden_NE: Tensor, rows_P: Tensor, targets_P: Tensor, temperature: float = 1.0) -> Tensor:
     """log softmax(logits(row) / temperature)[target] for each pair, (P,) float32. Differentiable in the hidden states
-    and in the factors of the head's adapter."""
-    a_RE, b_VR, _ = head.lora or (None, None, 0.0)
+    and in the factors of the head's adapter, of which there may be one, for all rows."""
+    adapter = head.adapter
+    a_RE, b_VR = (None, None) if adapter is None else (adapter.a_RI, adapter.b_OR)
     order_P = torch.argsort(rows_P, stable=True)
     sorted_P = _PairLogprobs.apply(hidden_NE, a_RE, b_VR, head, rows_P[order_P], targets_P[order_P], temperature)
     return torch.empty_like(sorted_P).index_copy(0, order_P, sorted_P)
@@ -97,7 +107,7 @@ class _PairLogprobs(torch.autograd.Function):
     ) -> Tensor:
         out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
         for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE.shape[0]):
-            logprobs_CV = (head.logits(hidden_NE[rows_C]) / temperature).log_softmax(-1)
+            logprobs_CV = _tempered(head.logits(hidden_NE[rows_C]), temperature).log_softmax(-1)
             out_P[pairs] = logprobs_CV[place_P, targets_P[pairs]]
         ctx.save_for_backward(hidden_NE, a_RE, b_VR, rows_P, targets_P)
         ctx.head, ctx.temperature = head, temperature
@@ -119,14 +129,15 @@ class _PairLogprobs(torch.autograd.Function):
             d_logits_CV = head.d_outputs(d_logits_CV, logits_CV)
             if d_hidden_NE is not None:
                 d_hidden_CE = d_logits_CV.to(head.weight_VE.dtype) @ head.weight_VE
-            if head.lora is not None:
-                thin_CR = (d_logits_CV @ b_VR) * head.lora[2]
+            if a_RE is not None:
+                scale = head.adapter.scale
+                thin_CR = (d_logits_CV @ b_VR) * scale
                 if d_hidden_NE is not None:
                     d_hidden_CE = d_hidden_CE + (thin_CR @ a_RE).to(d_hidden_CE.dtype)
                 if d_a_RE is not None:
                     d_a_RE += thin_CR.t() @ hidden_CE.to(a_RE.dtype)
                 if d_b_VR is not None:
-                    d_b_VR += d_logits_CV.t() @ ((hidden_CE.to(a_RE.dtype) @ a_RE.t()) * head.lora[2])
+                    d_b_VR += d_logits_CV.t() @ ((hidden_CE.to(a_RE.dtype) @ a_RE.t()) * scale)
             if d_hidden_NE is not None:
                 d_hidden_NE[rows_C] = d_hidden_CE
         return d_hidden_NE, d_a_RE, d_b_VR, None, None, None, None
@@ -136,9 +147,12 @@ def _d_logits(logits_CV: Tensor, place_P: Tensor, targets_P: Tensor, grad_P: Ten
     """d Σ grad·logprob / d logits: each pair adds its gradient at its target and takes it back along the softmax."""
     grad_P = grad_P / temperature
     total_C = torch.zeros(len(logits_CV), dtype=grad_P.dtype, device=logits_CV.device).index_add_(0, place_P, grad_P)
-    scaled_CV = logits_CV if temperature == 1.0 else logits_CV / temperature
-    d_logits_CV = scaled_CV.softmax(-1).mul_(-total_C[:, None])
+    d_logits_CV = _tempered(logits_CV, temperature).softmax(-1).mul_(-total_C[:, None])
     return d_logits_CV.index_put_((place_P, targets_P), grad_P, accumulate=True)
+
+
+def _tempered(logits_CV: Tensor, temperature: float) -> Tensor:
+    return logits_CV if temperature == 1.0 else logits_CV / temperature
 
 
 @torch.no_grad()

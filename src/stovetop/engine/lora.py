@@ -1,22 +1,22 @@
 # pyright: basic
 """Low-rank adapters beside every `Linear` of the base model (Hu et al. 2021, arXiv:2106.09685).
 
-The base weights are frozen and shared; an adapter is a value, `AdapterWeights`: for each target a pair A, B, and a
-linear acts as  y = x·Wᵀ + (alpha/rank)·(x·Aᵀ)·Bᵀ.  Which rows of a batch belong to which adapter is the `Routing` of
-the pass, so adapters of different rank and targets run side by side. Factors and their gradients are float32 whatever
-the base dtype.
+The base weights are frozen and shared; an adapter is a value, `AdapterWeights`: for each target a pair A, B. Which rows
+of a batch belong to which adapter is the `Routing` of the pass, so adapters of different rank and targets run side by
+side. The products themselves stand in `low_rank.py`.
 
-Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank.
+Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank, `K` adapters, `M` rows of one of them.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stovetop.engine.arithmetic import Arithmetic
+from stovetop.engine.low_rank import ALL, LowRank, Stacked, adapted_linear
 from stovetop.engine.packing import Segment
 from stovetop.engine.target_names import Part, part_of
 from stovetop.errors import InvalidRequest
@@ -73,31 +73,121 @@ def initial_weights(config: LoraConfig, targets: list[Target], device: torch.dev
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """The rows of a pass that one adapter acts on. `rows` None means all."""
+    """The rows of a pass that one adapter acts on."""
 
     adapter: AdapterWeights
-    rows_M: Tensor | None = None
+    rows: slice | Tensor = field(default_factory=lambda: ALL)
+
+    def of(self, name: str) -> LowRank | None:
+        factors = factors_of(self.adapter, name)
+        return None if factors is None else LowRank(*factors, self.rows)
+
+
+class Stack:
+    """The factors of several adapters side by side, made when a linear first asks for them; ranks below the largest
+    are filled up with zeros, which add nothing. A copy, kept as long as the same adapters run together."""
+
+    def __init__(self, adapters: Sequence[AdapterWeights]) -> None:
+        self.adapters = list(adapters)
+        self._factors: dict[str, tuple[Tensor, Tensor] | None] = {}
+
+    def is_of(self, adapters: Sequence[AdapterWeights]) -> bool:
+        return len(adapters) == len(self.adapters) and all(map(operator.is_, adapters, self.adapters))
+
+    def factors(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """(K, I, R) and (K, R, O), the second with the scales in it; None where no adapter trains this linear."""
+        if name not in self._factors:
+            self._factors[name] = self._stacked(name)
+        return self._factors[name]
+
+    def _stacked(self, name: str) -> tuple[Tensor, Tensor] | None:
+        found = [factors_of(adapter, name) for adapter in self.adapters]
+        some = next((factors for factors in found if factors is not None), None)
+        if some is None:
+            return None
+        count, rank = len(found), max(factors[0].shape[0] for factors in found if factors is not None)
+        a_KIR = some[0].new_zeros(count, some[0].shape[1], rank)
+        b_KRO = some[1].new_zeros(count, rank, some[1].shape[0])
+        for index, factors in enumerate(found):
+            if factors is not None:
+                a_RI, b_OR, scale = factors
+                a_KIR[index, :, : len(a_RI)] = a_RI.t()
+                b_KRO[index, : len(a_RI)] = b_OR.t() * scale
+        return a_KIR, b_KRO
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackRows:
+    """The rows of a pass that each adapter of a stack acts on."""
+
+    stack: Stack
+    rows_KM: Tensor
+    owned_KM: Tensor
+
+    def of(self, name: str) -> Stacked | None:
+        factors = self.stack.factors(name)
+        return None if factors is None else Stacked(self.rows_KM, self.owned_KM, *factors)
+
+
+Parts = Sequence[Rows | StackRows]  # of one pass. Rows in no part meet the base model as it is
 
 
 @dataclass(slots=True)
 class Routing:
     """Shared by all linears of a model. It holds from one pass to the next, so that layers which are computed again on
-    the way back find what they found on the way there. Rows in no part meet the base model as it is."""
+    the way back find what they found on the way there."""
 
-    parts: list[Rows] = field(default_factory=list)
+    parts: Parts = ()
+
+    def of(self, name: str) -> list[LowRank | Stacked]:
+        return low_ranks(self.parts, name)
+
+
+def low_ranks(parts: Parts, name: str) -> list[LowRank | Stacked]:
+    """What the parts of a pass add to one linear."""
+    return [low_rank for part in parts if (low_rank := part.of(name)) is not None]
 
 
 def rows_by_owner(
     owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device
 ) -> list[Rows]:
     """Which rows each adapter acts on, where segment i belongs to `owners[i]` (None: the base model as it is)."""
-    distinct = {id(owner): owner for owner in owners}
-    if len(distinct) == 1:
+    grouped = _grouped(owners, segments)
+    if len(grouped) == 1:
         return [] if owners[0] is None else [Rows(owners[0])]
-    rows: dict[int, list[int]] = {}
+    return [Rows(w, torch.tensor(rows, device=device)) for w, rows in grouped if w is not None]
+
+
+def stacked_rows(
+    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device, last: Stack | None
+) -> StackRows | None:
+    """The same for a stack, which is `last` if it holds the same adapters. None where there is one adapter only, or
+    where they differ so much in rows that most of the batched products would be filling."""
+    grouped = sorted(((w, rows) for w, rows in _grouped(owners, segments) if w is not None), key=lambda item: id(item[0]))
+    most = max((len(rows) for _, rows in grouped), default=0)
+    if len(grouped) < 2 or len(grouped) * most > 2 * sum(len(rows) for _, rows in grouped):
+        return None
+    adapters = [w for w, _ in grouped]
+    stack = last if last is not None and last.is_of(adapters) else Stack(adapters)
+    rows_KM = [rows + rows[:1] * (most - len(rows)) for _, rows in grouped]
+    owned_KM = [[column < len(rows) for column in range(most)] for _, rows in grouped]
+    return StackRows(stack, torch.tensor(rows_KM, device=device), torch.tensor(owned_KM, device=device))
+
+
+def _grouped(
+    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment]
+) -> list[tuple[AdapterWeights | None, list[int]]]:
+    grouped: dict[int, tuple[AdapterWeights | None, list[int]]] = {}
     for owner, segment in zip(owners, segments, strict=True):
-        rows.setdefault(id(owner), []).extend(segment.rows)
-    return [Rows(w, torch.tensor(rows[key], device=device)) for key, w in distinct.items() if w is not None]
+        grouped.setdefault(id(owner), (owner, []))[1].extend(segment.rows)
+    return list(grouped.values())
+
+
+def factors_of(adapter: AdapterWeights, name: str) -> tuple[Tensor, Tensor, float] | None:
+    """A, B and the scale of one target; None where the adapter does not train it."""
+    if f"{name}.A" not in adapter.tensors:
+        return None
+    return adapter.tensors[f"{name}.A"], adapter.tensors[f"{name}.B"], adapter.scale
 
 
 # ---- the linear ------------------------------------------------------------------------------------------------------
@@ -114,54 +204,7 @@ class LoraLinear(nn.Module):
         self.routing = routing
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.arithmetic.linear(x, self.base.weight, self.base.bias)
-        for part in self.routing.parts:
-            factors = factors_of(part.adapter, self.name)
-            if factors is not None:
-                out = _plus_low_rank(out, x, part.rows_M, factors, self.arithmetic)
-        return out
-
-
-def factors_of(adapter: AdapterWeights, name: str) -> tuple[Tensor, Tensor, float] | None:
-    """A, B and the scale of one target; None where the adapter does not train it."""
-    if f"{name}.A" not in adapter.tensors:
-        return None
-    return adapter.tensors[f"{name}.A"], adapter.tensors[f"{name}.B"], adapter.scale
-
-
-def _plus_low_rank(
-    out: Tensor, x: Tensor, rows_M: Tensor | None, factors: tuple[Tensor, Tensor, float], arithmetic: Arithmetic
-) -> Tensor:
-    """`out` plus the low-rank product of `x`, on some rows (dimension -2) or on all."""
-    if rows_M is None:
-        return out + low_rank(x, *factors, arithmetic=arithmetic)
-    return out.index_add(-2, rows_M, low_rank(x.index_select(-2, rows_M), *factors, arithmetic=arithmetic))
-
-
-def low_rank(x: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float, *, arithmetic: Arithmetic) -> Tensor:
-    """scale·(x·Aᵀ)·Bᵀ, computed in float32 and returned in the dtype of x."""
-    return _LowRank.apply(x, a_RI, b_OR, scale, arithmetic)
-
-
-class _LowRank(torch.autograd.Function):
-    """Written out so that only x, as it is, and the thin x·Aᵀ are kept for the backward pass: no float32 copy of x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float, arithmetic: Arithmetic) -> Tensor:
-        thin_R = arithmetic.linear(x.to(a_RI.dtype), a_RI)
-        ctx.save_for_backward(x, thin_R, a_RI, b_OR)
-        ctx.scale = scale
-        return arithmetic.linear(thin_R * scale, b_OR).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, thin_R, a_RI, b_OR = ctx.saved_tensors
-        dy_NO = gradients[0].to(a_RI.dtype).flatten(0, -2)
-        d_thin_NR = (dy_NO @ b_OR) * ctx.scale
-        db_OR = (dy_NO.t() @ thin_R.flatten(0, -2)) * ctx.scale if ctx.needs_input_grad[2] else None
-        da_RI = d_thin_NR.t() @ x.flatten(0, -2).to(a_RI.dtype) if ctx.needs_input_grad[1] else None
-        dx = (d_thin_NR @ a_RI).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return dx, da_RI, db_OR, None, None
+        return adapted_linear(x, self.base.weight, self.base.bias, self.routing.of(self.name), self.arithmetic)
 
 
 # ---- finding and wrapping --------------------------------------------------------------------------------------------

@@ -21,16 +21,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from stovetop.client import Tokenizer
 from stovetop.engine import exactness, recompute
-from stovetop.engine.arithmetic import Arithmetic, Fast, How, RowExact
+from stovetop.engine.arithmetic import Arithmetic, Fast, RowExact
 from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
+from stovetop.engine.block_attention import How
 from stovetop.engine.logprobs import Head
 from stovetop.engine.lora import (
-    AdapterWeights,
     LoraLinear,
+    Parts,
     Routing,
-    Rows,
     Target,
-    factors_of,
+    low_ranks,
     untrainable_parts,
     wrap,
 )
@@ -67,7 +67,7 @@ class BaseModel:
     routing: Routing
     arithmetic: Arithmetic
 
-    def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: list[Rows]) -> Tensor:
+    def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: Parts) -> Tensor:
         """(N, E) after the last norm: what the head reads."""
         tokens_1N = torch.tensor([packed.tokens_N], device=self.device)
         positions_1N = torch.tensor([packed.positions_N], device=self.device)
@@ -78,9 +78,10 @@ class BaseModel:
     def needs_recompute(self, max_tokens_per_pass: int) -> bool:
         return recompute.is_needed(self.config, max_tokens_per_pass, self.weight_VE.element_size(), self.device)
 
-    def head(self, adapter: AdapterWeights | None) -> Head:
-        factors = None if adapter is None else factors_of(adapter, HEAD)
-        return Head(self.weight_VE, self.bias_V, factors, self.arithmetic, self.multiplier, self.softcap)
+    def head(self, parts: Parts) -> Head:
+        """The head for rows that belong to `parts`."""
+        low = low_ranks(parts, HEAD)
+        return Head(self.weight_VE, self.bias_V, low, self.arithmetic, self.multiplier, self.softcap)
 
 
 def load_model(
@@ -262,7 +263,7 @@ def _check_against_library(base: BaseModel, probe: list[list[int]], expected: li
             "function; the others would be silently wrong, so this model is refused"
         )
     for index, logits_TV in enumerate(expected):
-        ours_TV = base.head(None).logits(hidden_NE[packed.rows_of(index)])
+        ours_TV = base.head([]).logits(hidden_NE[packed.rows_of(index)])
         error = (ours_TV - logits_TV.float()).abs().max().item()
         allowed = _tolerance(logits_TV)
         if not error <= allowed:

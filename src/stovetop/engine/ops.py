@@ -127,6 +127,10 @@ SamplingOp = Sample | ComputeLogprobs
 Op = AdapterOp | SamplingOp | CreateAdapter | LoadAdapter | LoadWeights
 
 
+def num_tokens(op: Forward | ForwardBackward) -> int:
+    return sum(datum.model_input.length for datum in op.data)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
     """One op that was accepted. Tickets count upwards in the order of submission."""

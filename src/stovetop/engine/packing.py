@@ -92,6 +92,25 @@ def pack(sequences: Sequence[Sequence[int]], *, share_prefixes: bool = True) -> 
     return Pack(tokens_N, positions_N, segments, [leaves[index] for index in range(len(sequences))])
 
 
+def joined(packs: Sequence[Pack]) -> Pack:
+    """Several packs one behind another; they share nothing."""
+    tokens_N: list[int] = []
+    positions_N: list[int] = []
+    segments: list[Segment] = []
+    leaves: list[Segment] = []
+    for packed in packs:
+        by = len(tokens_N)
+        tokens_N += packed.tokens_N
+        positions_N += packed.positions_N
+        segments += [_moved(segment, by) for segment in packed.segments]
+        leaves += [_moved(leaf, by) for leaf in packed.leaves]
+    return Pack(tokens_N, positions_N, segments, leaves)
+
+
+def _moved(segment: Segment, by: int) -> Segment:
+    return Segment(segment.start + by, segment.length, tuple(_moved(above, by) for above in segment.above))
+
+
 def _positions(segment: Segment) -> Iterable[int]:
     return range(segment.first_position, segment.first_position + segment.length)
 

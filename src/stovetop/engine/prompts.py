@@ -7,22 +7,20 @@ prompt neither stalls the sequences that are being drawn nor the short prompts b
 prompts are kept, the last used longest, up to `KEPT_TOKENS` positions; they are found again by the weights they were
 computed with, so new weights never meet old keys. A prompt whose own logprobs are asked for is computed whole.
 
-Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `S` pieces of one shape, `Q` tokens of such a
-piece, `H` query heads, `G` key/value heads, `D` head size, `L` positions, `K` tokens per position asked for.
+Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
 """
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from stovetop.engine.arithmetic import Arithmetic, How
+from stovetop.engine.attention import Piece, PieceAttention
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.logprobs import pair_logprobs, top_logprobs
-from stovetop.engine.lora import AdapterWeights, rows_by_owner
+from stovetop.engine.lora import AdapterWeights, Rows, rows_by_owner
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
 from stovetop.engine.packing import MIN_SHARED_TOKENS, Pack, Segment, common_length
@@ -89,54 +87,55 @@ class Prompts:
 
     def step(self) -> list[Prompt]:
         """Computes a piece of as many prompts as fit; the ones that are done with it."""
-        pieces = self._pieces()
-        if not pieces:
+        turns = self._turns()
+        if not turns:
             return []
         try:
-            self._compute(pieces)
+            self._compute(turns)
         except BaseException:
-            self._waiting.extendleft(piece.prompt for piece in reversed(pieces))  # nobody is lost: see `drop_all`
+            self._waiting.extendleft(turn.prompt for turn in reversed(turns))  # nobody is lost: see `drop_all`
             raise
-        done = [piece.prompt for piece in pieces if piece.prompt.is_computed]
+        done = [turn.prompt for turn in turns if turn.prompt.is_computed]
         for prompt in done:
             self._keep(prompt)
-        finished = set(map(id, done))
-        going_on = [piece.prompt for piece in pieces if id(piece.prompt) not in finished]
-        self._waiting.extend(going_on)  # behind those that had no turn
+        # behind those that had no turn
+        self._waiting.extend(turn.prompt for turn in turns if not turn.prompt.is_computed)
         return done
 
-    def _pieces(self) -> "list[_Piece]":
-        pieces: list[_Piece] = []
+    def _turns(self) -> "list[_Turn]":
+        turns: list[_Turn] = []
         room = STEP_TOKENS
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
                 self._reuse(prompt)
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
-            pieces.append(_Piece(prompt, prompt.num_computed, length, STEP_TOKENS - room))
+            turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, STEP_TOKENS - room)))
             room -= length
-        return pieces
+        return turns
 
-    def _compute(self, pieces: "list[_Piece]") -> None:
+    def _compute(self, turns: "list[_Turn]") -> None:
         """One pass over all pieces: their keys and values enter the caches, their last rows are remembered."""
+        pieces = [turn.piece for turn in turns]
         segments = [Segment(piece.first_row, piece.length) for piece in pieces]
-        tokens_N = [token for piece in pieces for token in piece.tokens]
+        tokens_N = [token for turn in turns for token in turn.tokens]
         positions_N = [position for piece in pieces for position in range(piece.start, piece.end)]
-        plan = _PieceAttention(pieces, self._model.arithmetic, self._model.device)
-        parts = rows_by_owner([piece.prompt.weights for piece in pieces], segments, self._model.device)
+        plan = PieceAttention(pieces, self._model.arithmetic, self._model.device)
+        parts = rows_by_owner([turn.prompt.weights for turn in turns], segments, self._model.device)
         hidden_NE = self._model.hidden_states(Pack(tokens_N, positions_N, segments, segments), plan, parts)
-        for piece in pieces:
-            hidden_TE = hidden_NE[piece.first_row : piece.first_row + piece.length]
-            self._score(piece, hidden_TE)
-            piece.prompt.num_computed = piece.end
-            if piece.prompt.is_computed:
-                piece.prompt.last_hidden_E = hidden_TE[-1].clone()
+        for turn in turns:
+            hidden_TE = hidden_NE[turn.piece.rows]
+            self._score(turn, hidden_TE)
+            turn.prompt.num_computed = turn.piece.end
+            if turn.prompt.is_computed:
+                turn.prompt.last_hidden_E = hidden_TE[-1].clone()
 
-    def _score(self, piece: "_Piece", hidden_TE: Tensor) -> None:
+    def _score(self, turn: "_Turn", hidden_TE: Tensor) -> None:
         """Logprobs of the tokens that follow each row, where they are asked for. The prompt's last row has none."""
-        prompt = piece.prompt
-        following = prompt.tokens[piece.start + 1 : piece.end + 1]
-        head, rows_TE = self._model.head(prompt.weights), hidden_TE[: len(following)]
+        prompt = turn.prompt
+        following = prompt.tokens[turn.piece.start + 1 : turn.piece.end + 1]
+        parts = [] if prompt.weights is None else [Rows(prompt.weights)]
+        head, rows_TE = self._model.head(parts), hidden_TE[: len(following)]
         if prompt.wants_logprobs and following:
             rows_P, targets_P = torch.arange(len(following)), torch.tensor(following)
             device = hidden_TE.device
@@ -191,51 +190,12 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """Tokens [start, start + length) of a prompt, at rows [first_row, ...) of the pass."""
+class _Turn:
+    """What is computed of a prompt in this step."""
 
     prompt: Prompt
-    start: int
-    length: int
-    first_row: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
+    piece: Piece
 
     @property
     def tokens(self) -> list[int]:
-        return self.prompt.tokens[self.start : self.end]
-
-
-class _PieceAttention:
-    """Rows of a piece see the cache of their prompt, to which they add themselves first. Pieces of one shape run as one
-    call."""
-
-    def __init__(self, pieces: Sequence[_Piece], arithmetic: Arithmetic, device: torch.device) -> None:
-        self._arithmetic = arithmetic
-        self._device = device
-        by_shape: dict[tuple[int, int], list[_Piece]] = {}
-        for piece in pieces:
-            by_shape.setdefault((piece.start, piece.length), []).append(piece)
-        self._alike = list(by_shape.values())
-        self._slot = torch.zeros(max(piece.length for piece in pieces), dtype=torch.int64, device=device)
-
-    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        num_heads, num_rows, _ = query_HND.shape
-        out_NHD = query_HND.new_empty(num_rows, num_heads, value_GND.shape[-1])
-        for alike in self._alike:
-            start, end = alike[0].start, alike[0].end
-            position_Q = torch.arange(start, end, device=self._device)
-            for piece in alike:
-                rows = slice(piece.first_row, piece.first_row + piece.length)
-                slots_Q = self._slot[: piece.length]
-                piece.prompt.cache.write(layer, slots_Q, position_Q, key_GND[:, rows], value_GND[:, rows])
-            num_keys = end + -end % self._arithmetic.key_multiple
-            caches = [piece.prompt.cache.read(layer, 1, num_keys) for piece in alike]
-            key_SGLD, value_SGLD = (torch.cat([cache[i] for cache in caches]) for i in (0, 1))
-            query_SHQD = torch.stack([query_HND[:, p.first_row : p.first_row + p.length] for p in alike])
-            out_SHQD = self._arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, position_Q[None], how)
-            for piece, out_HQD in zip(alike, out_SHQD, strict=True):
-                out_NHD[piece.first_row : piece.first_row + piece.length] = out_HQD.transpose(0, 1)
-        return out_NHD
+        return self.prompt.tokens[self.piece.start : self.piece.end]

@@ -19,7 +19,7 @@ import torch
 from stovetop.engine.attention import CachedAttention
 from stovetop.engine.drawing import draw
 from stovetop.engine.kv_cache import KVCache
-from stovetop.engine.lora import rows_by_owner
+from stovetop.engine.lora import Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import Finished, Sample, Ticket
 from stovetop.engine.packing import Pack, Segment
@@ -87,6 +87,7 @@ class Sampler:
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
         self._running: list[_Running] = []  # in the order of their slots
         self._finished: list[Finished] = []  # in this step
+        self._stack: Stack | None = None  # of the adapters that ran last
 
     def add(self, ticket: Ticket) -> None:
         self._prompts.add(ticket)
@@ -104,6 +105,7 @@ class Sampler:
         self._finished += self._let_in()
         if not self._running:
             self._cache.clear()
+            self._stack = None
         return self.take_finished()
 
     def take_finished(self) -> list[Finished]:
@@ -153,7 +155,8 @@ class Sampler:
             prompt = self._running[slots[0]].request.prompt
             self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens))
         last_hidden = [sequence.request.prompt.last_hidden_E for sequence in newcomers]
-        return self._extend(newcomers, torch.stack([hidden for hidden in last_hidden if hidden is not None]))
+        hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
+        return self._extend(newcomers, hidden_SE, self._parts(newcomers))
 
     def _fits(self, request: _Request) -> bool:
         if not self._running:
@@ -170,12 +173,12 @@ class Sampler:
         singles = [Segment(row, 1) for row in range(len(sequences))]
         step = Pack([sequence.tokens[-1] for sequence in sequences], positions, singles, singles)
         plan = CachedAttention(self._cache, self._model.arithmetic, torch.tensor(positions, device=device))
-        parts = rows_by_owner([sequence.request.prompt.weights for sequence in sequences], singles, device)
-        return self._extend(sequences, self._model.hidden_states(step, plan, parts))
+        parts = self._parts(sequences)
+        return self._extend(sequences, self._model.hidden_states(step, plan, parts), parts)
 
-    def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor) -> list[Finished]:
+    def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> list[Finished]:
         """Draws a token for each sequence from its hidden state; removes those that end with it."""
-        logits_SV = self._logits(sequences, hidden_SE)
+        logits_SV = self._model.head(parts).logits(hidden_SE)
         params = [sequence.request.params for sequence in sequences]
         column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=logits_SV.device)  # noqa: E731
         drawn = draw(
@@ -190,18 +193,16 @@ class Sampler:
             sequence.logprobs.append(logprob)
         return [answer for sequence in sequences if sequence.ended() for answer in self._leave(sequence)]
 
-    def _logits(self, sequences: list[_Running], hidden_SE: torch.Tensor) -> torch.Tensor:
-        """(S, V). Adapters that train the head act on their own rows only."""
-        by_weights: dict[int, list[int]] = {}
-        for row, sequence in enumerate(sequences):
-            by_weights.setdefault(id(sequence.request.prompt.weights), []).append(row)
-        logits_SV = torch.empty(len(sequences), self._model.limits.vocab_size, device=hidden_SE.device)
-        for rows in by_weights.values():
-            head = self._model.head(sequences[rows[0]].request.prompt.weights)
-            if len(by_weights) == 1:
-                return head.logits(hidden_SE)
-            logits_SV[rows] = head.logits(hidden_SE[rows]).to(logits_SV.dtype)
-        return logits_SV
+    def _parts(self, sequences: list[_Running]) -> Parts:
+        """Which row belongs to which adapter, one row a sequence."""
+        owners = [sequence.request.prompt.weights for sequence in sequences]
+        singles = [Segment(row, 1) for row in range(len(sequences))]
+        if self._model.arithmetic.can_stack:
+            stacked = stacked_rows(owners, singles, self._model.device, self._stack)
+            self._stack = None if stacked is None else stacked.stack
+            if stacked is not None:
+                return [stacked]
+        return rows_by_owner(owners, singles, self._model.device)
 
     def _leave(self, sequence: _Running) -> list[Finished]:
         """Takes a finished sequence out of the batch; the answer if it was the last of its request."""

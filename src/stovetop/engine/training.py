@@ -1,9 +1,10 @@
 # pyright: basic
-"""Forward, backward and the state of one adapter: what the training verbs do, on checked input.
+"""Forward, backward and the state of an adapter: what the training verbs do, on checked input.
 
-Datums are packed in passes of a bounded number of tokens, in the order they came. The losses of a pass are summed, so
-its gradient adds to the earlier ones and the cut into passes changes nothing but rounding; with one datum a pass and
-the row-exact arithmetic, not even that: then any split over passes and calls gives the same bits.
+Datums, of one adapter or of several, are packed in passes of a bounded number of tokens, in the order they came. The
+losses of a pass are summed, so its gradient adds to the earlier ones and the cut into passes changes nothing but
+rounding; with one datum a pass and the row-exact arithmetic, not even that: then any split over passes and calls gives
+the same bits.
 
 Shapes: `N` tokens of one datum, `K` targets per position, `P` pairs (row, target) of a pass.
 """
@@ -11,7 +12,8 @@ Shapes: `N` tokens of one datum, `K` targets per position, `P` pairs (row, targe
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +21,13 @@ from torch import Tensor
 
 from stovetop.engine.attention import PackedAttention
 from stovetop.engine.logprobs import pair_logprobs
-from stovetop.engine.lora import AdapterWeights, Rows
+from stovetop.engine.lora import AdapterWeights, Rows, factors_of
 from stovetop.engine.loss_math import LossInputs, loss_sum
+from stovetop.engine.low_rank import ALL
 from stovetop.engine.model import BaseModel
 from stovetop.engine.optim import Moments, Tensors, adamw
-from stovetop.engine.packing import micro_batches, pack
+from stovetop.engine.packing import Pack, joined, micro_batches, pack
+from stovetop.engine.target_names import HEAD
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.losses import Loss, temperature_of
 from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, TensorData
@@ -76,11 +80,40 @@ class Adapter:
         self.gradients, self._failure = None, None
 
 
-class _Scored(NamedTuple):
-    """The model's log-probabilities of each datum's targets, (N,) or (N, K), and the factors they depend on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Data of one adapter, and their loss."""
 
-    logprobs: list[Tensor]
-    leaves: Tensors
+    adapter: Adapter
+    data: Sequence[Datum]
+    loss: Loss
+
+
+class _Unit(NamedTuple):
+    job: int
+    datum: Datum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Share:
+    """What one adapter has in a pass."""
+
+    job: int
+    weights: AdapterWeights
+    data: Sequence[Datum]
+    temperature: float
+
+
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """What the passes over a job have given so far; after an error there are no more."""
+
+    total: float = 0.0
+    logprobs: list[Tensor] = field(default_factory=list)
+    error: Exception | None = None
+
+    def result(self) -> ForwardBackwardOutput | Exception:
+        return self.error or _output(self.logprobs, {"loss:sum": self.total})
 
 
 class Trainer:
@@ -88,38 +121,77 @@ class Trainer:
         self._model = model
         self._max_tokens = max_tokens_per_pass
 
-    def forward(self, adapter: Adapter, data: Sequence[Datum], loss: Loss) -> ForwardBackwardOutput:
-        total, logprobs = 0.0, []
+    def forward(self, jobs: Sequence[Job]) -> list[ForwardBackwardOutput | Exception]:
         with torch.inference_mode():
-            for part in self._passes(data):
-                scored = self._score(adapter.weights, part, temperature_of(loss))
-                total += _total_loss(loss, part, scored.logprobs).item()
-                logprobs += scored.logprobs
-        return _output(logprobs, {"loss:sum": total})
+            return self._run(jobs, backward=False)
 
-    def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: Loss) -> ForwardBackwardOutput:
-        total, logprobs = 0.0, []
-        waiting = deque(self._passes(data))
+    def forward_backward(self, jobs: Sequence[Job]) -> list[ForwardBackwardOutput | Exception]:
+        """Each job's result, or why it failed; one that fails does not touch the others. Gradients are added to those
+        of the adapters, each of which has one job."""
+        results = self._run(jobs, backward=True)
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, Exception):
+                job.adapter.fail(result)
+        return results
+
+    def _run(self, jobs: Sequence[Job], *, backward: bool) -> list[ForwardBackwardOutput | Exception]:
+        progress = [_Progress() for _ in jobs]
+        waiting = deque(self._passes([_Unit(index, datum) for index, job in enumerate(jobs) for datum in job.data]))
         while waiting:
-            part = waiting.popleft()
+            units = [unit for unit in waiting.popleft() if progress[unit.job].error is None]
             try:
-                scored = self._score(_leaves(adapter.weights), part, temperature_of(loss))
-                part_loss = _total_loss(loss, part, scored.logprobs)
-                gradients = _gradients(part_loss, scored.leaves)
-            except torch.OutOfMemoryError:
-                waiting.extendleft(reversed(_halves(part)))
-                continue
-            adapter.gradients = _sum(adapter.gradients, gradients)
-            total += part_loss.item()
-            logprobs += [tensor.detach() for tensor in scored.logprobs]
-        return _output(logprobs, {"loss:sum": total})
+                self._pass(jobs, units, progress, backward=backward)
+            except torch.OutOfMemoryError as error:
+                log.warning("a pass of %d datums does not fit into memory: trying two halves", len(units))
+                if len(units) == 1:
+                    progress[units[0].job].error = _too_large(units[0].datum, error)
+                waiting.extendleft([] if len(units) == 1 else (units[len(units) // 2 :], units[: len(units) // 2]))
+            except Exception as error:  # somebody's own: whose, shows when each goes alone
+                alone = [list(own) for _, own in groupby(units, key=lambda unit: unit.job)]
+                if len(alone) == 1:
+                    progress[units[0].job].error = error
+                waiting.extendleft([] if len(alone) == 1 else reversed(alone))
+        return [each.result() for each in progress]
+
+    def _pass(self, jobs: Sequence[Job], units: list[_Unit], progress: list[_Progress], *, backward: bool) -> None:
+        """Takes effect as a whole or not at all."""
+        shares = [
+            _Share(
+                index,
+                _leaves(jobs[index].adapter.weights) if backward else jobs[index].adapter.weights,
+                [unit.datum for unit in own],
+                temperature_of(jobs[index].loss),
+            )
+            for index, own in groupby(units, key=lambda unit: unit.job)
+        ]
+        scored = self._score(shares)
+        losses = [
+            _total_loss(jobs[share.job].loss, share.data, logprobs)
+            for share, logprobs in zip(shares, scored, strict=True)
+        ]
+        if backward:
+            gradients = _gradients(torch.stack(losses).sum(), [share.weights.tensors for share in shares])
+            for share, own in zip(shares, gradients, strict=True):
+                jobs[share.job].adapter.gradients = _sum(jobs[share.job].adapter.gradients, own)
+        for share, loss, logprobs in zip(shares, losses, scored, strict=True):
+            progress[share.job].total += loss.item()
+            progress[share.job].logprobs += [tensor.detach() for tensor in logprobs]
 
     def forward_backward_custom(
         self, adapter: Adapter, data: Sequence[Datum], loss_fn: Callable[..., Any]
     ) -> ForwardBackwardOutput:
         """One forward; the user's loss on detached log-probabilities; one backward from its gradient."""
+        try:
+            return self._custom(adapter, data, loss_fn)
+        except Exception as error:
+            adapter.fail(error)
+            raise
+
+    def _custom(self, adapter: Adapter, data: Sequence[Datum], loss_fn: Callable[..., Any]) -> ForwardBackwardOutput:
         weights = _leaves(adapter.weights)
-        logprobs = [tensor for part in self._passes(data) for tensor in self._score(weights, part, 1.0).logprobs]
+        passes = self._passes([_Unit(0, datum) for datum in data])
+        shares = [_Share(0, weights, [unit.datum for unit in units], 1.0) for units in passes]
+        logprobs = [tensor for share in shares for tensor in self._score([share])[0]]
         seen = [tensor.detach().requires_grad_() for tensor in logprobs]
         try:
             loss, metrics = loss_fn(list(data), seen)
@@ -131,40 +203,75 @@ class Trainer:
             )
         d_logprobs = torch.autograd.grad(loss, seen, allow_unused=True, materialize_grads=True)
         surrogate = torch.stack([(p * d).sum() for p, d in zip(logprobs, d_logprobs, strict=True)]).sum()
-        adapter.gradients = _sum(adapter.gradients, _gradients(surrogate, weights.tensors))
+        (gradients,) = _gradients(surrogate, [weights.tensors])
+        adapter.gradients = _sum(adapter.gradients, gradients)
         return _output(seen, {**metrics, "loss:sum": loss.item()})
 
-    def _passes(self, data: Sequence[Datum]) -> list[Sequence[Datum]]:
-        lengths = [datum.model_input.length for datum in data]
-        return [data[cut] for cut in micro_batches(lengths, self._max_tokens)]
+    def _passes(self, units: list[_Unit]) -> list[list[_Unit]]:
+        lengths = [unit.datum.model_input.length for unit in units]
+        return [units[cut] for cut in micro_batches(lengths, self._max_tokens)]
 
-    def _score(self, weights: AdapterWeights, data: Sequence[Datum], temperature: float) -> _Scored:
-        """One packed pass: hidden states of every token once, then the log-probability of every target."""
-        packed = pack([datum.model_input.to_ints() for datum in data])
+    def _score(self, shares: Sequence[_Share]) -> list[list[Tensor]]:
+        """One packed pass: hidden states of every token once, then the log-probability of every target, (N,) or (N, K)
+        for each datum of each share."""
+        packs = [pack([datum.model_input.to_ints() for datum in share.data]) for share in shares]
+        starts = list(accumulate((packed.num_tokens for packed in packs), initial=0))
+        rows = [slice(start, end) for start, end in pairwise(starts)]
+        parts = [
+            Rows(share.weights, own if len(shares) > 1 else ALL) for share, own in zip(shares, rows, strict=True)
+        ]
+        filling = -starts[-1] % self._model.arithmetic.row_multiple
+        packed = joined([*packs, pack([[0] * filling])] if filling else packs)
         plan = PackedAttention(packed, self._model.arithmetic, self._model.device)
-        hidden_NE = self._model.hidden_states(packed, plan, [Rows(weights)])
-        rows, targets, shapes = [], [], []
-        for index, datum in enumerate(data):
-            target = datum.loss_fn_inputs["target_tokens"].to_torch()
-            row_N = torch.tensor(packed.rows_of(index))
-            rows.append(row_N.repeat_interleave(target[0].numel()))
-            targets.append(target.flatten())
-            shapes.append(target.shape)
-        rows_P, targets_P = (torch.cat(tensors).to(self._model.device) for tensors in (rows, targets))
-        logprobs_P = pair_logprobs(self._model.head(weights), hidden_NE, rows_P, targets_P, temperature)
-        split = logprobs_P.split([shape.numel() for shape in shapes])
-        return _Scored([flat.view(shape) for flat, shape in zip(split, shapes, strict=True)], weights.tensors)
+        hidden_NE = self._model.hidden_states(packed, plan, parts)
+        asked = [_targets(share.data, own) for share, own in zip(shares, packs, strict=True)]
+        scored: dict[int, list[Tensor]] = {}
+        for together in self._scored_together(shares):
+            rows_P = torch.cat([asked[index].rows_P + starts[index] for index in together])
+            targets_P = torch.cat([asked[index].targets_P for index in together])
+            head = self._model.head([Rows(shares[together[0]].weights)])
+            on = self._model.device
+            temperature = shares[together[0]].temperature
+            logprobs_P = pair_logprobs(head, hidden_NE, rows_P.to(on), targets_P.to(on), temperature)
+            for index, own_P in zip(together, logprobs_P.split([len(asked[i].rows_P) for i in together]), strict=True):
+                flat = own_P.split([shape.numel() for shape in asked[index].shapes])
+                scored[index] = [each.view(shape) for each, shape in zip(flat, asked[index].shapes, strict=True)]
+        return [scored[index] for index in range(len(shares))]
+
+    def _scored_together(self, shares: Sequence[_Share]) -> list[list[int]]:
+        """Shares that one pass of the head can do: those with the same temperature that leave the head alone."""
+        groups: dict[tuple[float, int | None], list[int]] = {}
+        for index, share in enumerate(shares):
+            trains_head = factors_of(share.weights, HEAD) is not None
+            groups.setdefault((share.temperature, index if trains_head else None), []).append(index)
+        return list(groups.values())
 
 
-def _halves(data: Sequence[Datum]) -> list[Sequence[Datum]]:
-    """What is tried when a pass did not fit into memory; a single datum cannot be cut."""
-    if len(data) == 1:
-        raise InvalidRequest(
-            f"a datum of {data[0].model_input.length} tokens does not fit into memory on its own; pass recompute=True "
-            "to the service, or shorten it"
-        )
-    log.warning("a pass of %d datums does not fit into memory: trying two halves", len(data))
-    return [data[: len(data) // 2], data[len(data) // 2 :]]
+class _Targets(NamedTuple):
+    """The pairs that data ask for, datum after datum, and the shapes of the data's targets."""
+
+    rows_P: Tensor
+    targets_P: Tensor
+    shapes: list[torch.Size]
+
+
+def _targets(data: Sequence[Datum], packed: Pack) -> _Targets:
+    rows, targets, shapes = [], [], []
+    for index, datum in enumerate(data):
+        target = datum.loss_fn_inputs["target_tokens"].to_torch()
+        rows.append(torch.tensor(packed.rows_of(index)).repeat_interleave(target[0].numel()))
+        targets.append(target.flatten())
+        shapes.append(target.shape)
+    return _Targets(torch.cat(rows), torch.cat(targets), shapes)
+
+
+def _too_large(datum: Datum, error: Exception) -> InvalidRequest:
+    failure = InvalidRequest(
+        f"a datum of {datum.model_input.length} tokens does not fit into memory on its own; pass recompute=True to the "
+        "service, or shorten it"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _leaves(weights: AdapterWeights) -> AdapterWeights:
@@ -172,9 +279,10 @@ def _leaves(weights: AdapterWeights) -> AdapterWeights:
     return replace(weights, tensors={name: t.detach().requires_grad_() for name, t in weights.tensors.items()})
 
 
-def _gradients(loss: Tensor, leaves: Tensors) -> Tensors:
-    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
+def _gradients(loss: Tensor, leaves: Sequence[Tensors]) -> list[Tensors]:
+    flat = [tensor for own in leaves for tensor in own.values()]
+    gradients = iter(torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True))
+    return [{name: next(gradients) for name in own} for own in leaves]
 
 
 def _sum(old: Tensors | None, new: Tensors) -> Tensors:

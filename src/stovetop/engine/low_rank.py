@@ -1,0 +1,109 @@
+# pyright: basic
+"""What adapters add to a linear: low-rank products on their own rows, forward and backward.
+
+    y = x·Wᵀ + scale·(x·Aᵀ)·Bᵀ        (Hu et al. 2021, arXiv:2106.09685)
+
+W is frozen. Factors, and everything that is computed with them, are float32 whatever the dtype of W. Rows that no
+adapter owns meet the linear as it is.
+
+Shapes: `N` rows of a pass, `M` rows of one adapter, `K` adapters, `I` inputs, `O` outputs, `R` rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.arithmetic import Arithmetic
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """The factors of one adapter for one linear, and the rows they act on: a slice, or indices (M,)."""
+
+    a_RI: Tensor
+    b_OR: Tensor
+    scale: float
+    rows: slice | Tensor = field(default_factory=lambda: ALL)
+
+    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
+        """In place; the thin product x·Aᵀ, which the backward pass needs."""
+        thin_MR = arithmetic.linear(x_NI[self.rows].to(self.a_RI.dtype), self.a_RI)
+        _add(out_NO, self.rows, arithmetic.linear(thin_MR * self.scale, self.b_OR))
+        return thin_MR
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stacked:
+    """Several adapters of about as many rows each, in two batched products. For passes without gradients."""
+
+    rows_KM: Tensor  # filled up with any row where an adapter has fewer
+    owned_KM: Tensor  # False for these
+    a_KIR: Tensor
+    b_KRO: Tensor  # with the scale in it
+
+    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> None:
+        low_KMO = torch.bmm(torch.bmm(x_NI[self.rows_KM].to(self.a_KIR.dtype), self.a_KIR), self.b_KRO)
+        _add(out_NO, self.rows_KM[self.owned_KM], low_KMO[self.owned_KM])
+
+
+def _add(out_NO: Tensor, rows: slice | Tensor, low_MO: Tensor) -> None:
+    if isinstance(rows, slice):
+        out_NO[rows] += low_MO
+    else:
+        out_NO.index_add_(0, rows, low_MO.to(out_NO.dtype))
+
+
+def adapted_linear(
+    x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parts: Sequence[LowRank | Stacked], arithmetic: Arithmetic
+) -> Tensor:
+    """A frozen linear with what `parts` add. Differentiable in x and in the factors of each `LowRank`."""
+    factors = [factor for part in parts if isinstance(part, LowRank) for factor in (part.a_RI, part.b_OR)]
+    out_NO = _AdaptedLinear.apply(x.flatten(0, -2), weight_OI, bias_O, parts, arithmetic, *factors)
+    return out_NO.view(*x.shape[:-1], -1)
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """Written out so that x is kept once and as it is, never as a float32 copy, and nothing but the thin products
+    beside it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NI: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        parts: Sequence[LowRank | Stacked],
+        arithmetic: Arithmetic,
+        *factors: Tensor,
+    ) -> Tensor:
+        out_NO = arithmetic.linear(x_NI, weight_OI, bias_O)
+        thin = [part.add_to(out_NO, x_NI, arithmetic) for part in parts]
+        if any(ctx.needs_input_grad):
+            assert not any(isinstance(part, Stacked) for part in parts), "stacked adapters are for sampling"
+            ctx.save_for_backward(x_NI if factors else None, weight_OI, *factors, *thin)
+            ctx.rows, ctx.scales = [part.rows for part in parts], [part.scale for part in parts]
+        return out_NO
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, weight_OI, *saved = ctx.saved_tensors
+        count = len(ctx.rows)
+        factors, thin = saved[: 2 * count], saved[2 * count :]
+        dy_NO = gradients[0]
+        dx_NI = dy_NO @ weight_OI if ctx.needs_input_grad[0] else None
+        d_factors: list[Tensor | None] = []
+        for index, (rows, scale, thin_MR) in enumerate(zip(ctx.rows, ctx.scales, thin, strict=True)):
+            a_RI, b_OR = factors[2 * index : 2 * index + 2]
+            need_a, need_b = ctx.needs_input_grad[5 + 2 * index : 7 + 2 * index]
+            dy_MO = dy_NO[rows].to(a_RI.dtype)
+            d_thin_MR = (dy_MO @ b_OR) * scale
+            d_factors.append(d_thin_MR.t() @ x_NI[rows].to(a_RI.dtype) if need_a else None)
+            d_factors.append((dy_MO.t() @ thin_MR) * scale if need_b else None)
+            if dx_NI is not None:
+                _add(dx_NI, rows, d_thin_MR @ a_RI)
+        return dx_NI, None, None, None, None, *d_factors
