@@ -3,8 +3,10 @@
     python benchmarks/renderers.py [--conversations 2000] [--rounds 5] [--json FILE]
 
 `bare` is the tokenizer alone, given the finished texts; `template` is apply_chat_template, which gives tokens and no
-weights. One process, one thread, and nothing is kept from one chat to the next. Each round times all three on all
-chats; a ratio is that of the fastest rounds. The tokenizers come from packages of the dev extra.
+weights. One process, and nothing is kept from one chat to the next. The pieces of a chat are encoded together, for
+which the tokenizers library takes several threads; TOKENIZERS_PARALLELISM=false in the environment leaves it one, as
+the two others have anyway. Each round times all three on all chats; a ratio is that of the fastest rounds. The
+tokenizers come from packages of the dev extra.
 """
 
 import argparse

@@ -83,7 +83,7 @@ KINDS = (
         "The system prompt has no marker; an answer to a tool has none either.",
         "DeepSeek-V3.1",
     ),
-    Kind("Kimi K2", ("kimi_k2",), "Without a system message it says who it is.", "Kimi-K2"),
+    Kind("Kimi K2", ("kimi_k2",), "Without a system message it says who it is.", "Kimi-K2-Thinking"),
     Kind(
         "gpt-oss",
         ("gpt_oss_medium_reasoning", "gpt_oss_low_reasoning", "gpt_oss_high_reasoning", "gpt_oss_no_sysprompt"),

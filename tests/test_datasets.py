@@ -4,6 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,13 +90,53 @@ def test_without_that_library_the_error_says_what_to_install(monkeypatch: pytest
 
 
 def test_a_name_that_is_no_source_is_refused_with_what_could_be_one():
-    with pytest.raises(UnknownName, match=r"sample:chats.*OWNER/NAME"):
-        datasets.load_rows("chats")
+    for name in ("chats", "", "a/b/c"):
+        with pytest.raises(UnknownName, match=r"sample:chats.*OWNER/NAME"):
+            datasets.load_rows(name)
 
 
 def test_a_split_of_what_has_none_is_refused():
     with pytest.raises(InvalidRequest, match="leave split out"):
         datasets.load_rows("sample:chats", split="test")
+
+
+ROWS = [{"question": f"{n} + {n}", "answer": f"#### {2 * n}", "turns": [{"role": "user"}]} for n in range(3)]
+
+
+def parquet(path: Path, rows: list[dict[str, object]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def test_rows_come_from_parquet_as_they_were_written(tmp_path: Path):
+    """Seconds, for the library that reads it."""
+    path = parquet(tmp_path / "rows.parquet", ROWS)
+    assert datasets.load_rows(path) == ROWS
+    assert list(datasets.stream_rows(path)) == ROWS
+    with pytest.raises(InvalidRequest, match="leave split out"):
+        datasets.load_rows(path, split="test")
+    with pytest.raises(InvalidRequest, match="no such file"):
+        datasets.load_rows(str(tmp_path / "none.parquet"))
+
+
+def test_a_dataset_of_a_hub_may_lie_in_a_folder_of_parquet_or_jsonl(tmp_path: Path):
+    parquet(tmp_path / "gsm" / "data" / "train-00000-of-00001.parquet", ROWS)
+    parquet(tmp_path / "gsm" / "data" / "test-00000-of-00001.parquet", ROWS[:1])
+    assert datasets.load_rows(str(tmp_path / "gsm")) == ROWS
+    assert datasets.load_rows(str(tmp_path / "gsm"), split="test") == ROWS[:1]
+    (tmp_path / "chats").mkdir()
+    jsonl(tmp_path / "chats" / "train.jsonl", HELLO, HELLO)
+    assert datasets.load_chats(str(tmp_path / "chats")) == [HELLO["messages"]] * 2
+
+
+def test_a_folder_without_the_split_or_without_data_is_refused_with_what_there_is(tmp_path: Path):
+    parquet(tmp_path / "gsm" / "train.parquet", ROWS)
+    with pytest.raises(InvalidRequest, match=r"gsm \(validation\) cannot be opened: .*Available splits: \['train'\]"):
+        datasets.load_rows(str(tmp_path / "gsm"), split="validation")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidRequest, match="any data files"):
+        datasets.load_rows(str(tmp_path / "empty"))
 
 
 # ---- order

@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
+from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.errors import InvalidRequest
 from stovetop.evaluators import compute_classification_metrics, run_evaluators
+from stovetop.preference.evaluator import ComparisonPolicyEvaluator
+from stovetop.preference.types import Comparison
+from stovetop.renderers.messages import Message
+from stovetop.renderers.template import ChatTemplateRenderer
+from stovetop.rl.evaluation import RLTestSetEvaluator
+from stovetop.rl.problem_env import answer_builders
+from stovetop.supervised.data import conversation_to_datum
+from stovetop.supervised.nll import NLLEvaluator
 
 
 @dataclass
@@ -44,6 +53,31 @@ def test_no_sampling_client_is_made_when_nobody_wants_one(tmp_path: Path) -> Non
         client = service.create_lora_training_client("some/model").result()
         asyncio.run(run_evaluators(client, training=[OfTraining("a")]))
         assert "save_weights_and_get_sampling_client" not in [call.verb for call in service.calls]
+
+
+def test_one_round_measures_the_likelihood_the_rewards_and_the_preferences(client: TrainingClient) -> None:
+    renderer = ChatTemplateRenderer(ByteTokenizer())
+    asked = Message(role="user", content="q")
+    said = [[Message(role="assistant", content=text)] for text in "ab"]
+
+    async def the_second_is_better(comparison: Comparison) -> float:
+        return 1.0 if comparison.completion_A == said[0] else -1.0
+
+    metrics = asyncio.run(
+        run_evaluators(
+            client,
+            training=[NLLEvaluator([conversation_to_datum([asked, *said[0]], renderer, None)])],
+            sampling=[
+                RLTestSetEvaluator(answer_builders([{"question": "q", "answer": "a"}], renderer, 2), max_tokens=2),
+                ComparisonPolicyEvaluator(
+                    [Comparison([asked], said[0], said[1])], the_second_is_better, renderer, max_tokens=2, name="wins"
+                ),
+            ],
+        )
+    )
+    assert metrics["test/nll"] > 0
+    assert metrics["test/env/all/total_episodes"] == 2
+    assert (metrics["wins/win_rate"], metrics["wins/stderr"]) == (1.0, 0.0)
 
 
 def test_two_evaluators_with_one_name_are_refused(client: TrainingClient) -> None:

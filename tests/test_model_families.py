@@ -1,9 +1,13 @@
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from renderers.languages import chatml
+from renderers import real_tokenizers
+from renderers.languages import chat, chatml
+from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_families import (
     ModelAttributes,
@@ -11,7 +15,7 @@ from stovetop.model_families import (
     recommended_renderer_name,
     tokenizer_source,
 )
-from stovetop.renderers import supported_renderers
+from stovetop.renderers import get_renderer, supported_renderers
 from stovetop.tokenizer import get_tokenizer
 
 RECOMMENDED = {
@@ -28,11 +32,15 @@ RECOMMENDED = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": "qwen3_instruct",
     "Qwen/Qwen3-VL-30B-A3B-Instruct": "qwen3_vl_instruct",
     "Qwen/Qwen3-VL-8B-Thinking": "qwen3_vl",
-    "deepseek-ai/DeepSeek-V3": "deepseekv3_disable_thinking",
+    "deepseek-ai/DeepSeek-V3": "chat_template",
+    "deepseek-ai/DeepSeek-V3-0324": "chat_template",
+    "deepseek-ai/DeepSeek-V3-Base": "role_colon",
     "deepseek-ai/DeepSeek-V3.1": "deepseekv3_disable_thinking",
+    "deepseek-ai/DeepSeek-V3.1-Terminus": "deepseekv3_disable_thinking",
     "deepseek-ai/DeepSeek-V3.1-Base": "role_colon",
     "moonshotai/Kimi-K2-Base": "role_colon",
-    "moonshotai/Kimi-K2-Instruct": "kimi_k2",
+    "moonshotai/Kimi-K2-Instruct": "chat_template",
+    "moonshotai/Kimi-K2-Instruct-0905": "chat_template",
     "moonshotai/Kimi-K2-Thinking": "kimi_k2",
     "openai/gpt-oss-20b": "gpt_oss_no_sysprompt",
     "openai/gpt-oss-120b": "gpt_oss_no_sysprompt",
@@ -78,6 +86,37 @@ def test_an_unknown_model_without_a_template_is_refused_and_told_what_to_do() ->
 )
 def test_what_a_name_says_of_its_model(model_name: str, attributes: ModelAttributes) -> None:
     assert get_model_attributes(model_name) == attributes
+
+
+@pytest.mark.parametrize(
+    ("model_name", "tokenizer", "template", "written"),
+    [
+        (
+            "deepseek-ai/DeepSeek-V3-0324",
+            real_tokenizers.deepseek,
+            "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}"
+            "<｜Assistant｜>{{ m.content }}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}",
+            "<｜begin▁of▁sentence｜><｜User｜>U<｜Assistant｜>A<｜end▁of▁sentence｜>",
+        ),
+        (
+            "moonshotai/Kimi-K2-Instruct",
+            real_tokenizers.kimi_k2,
+            "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}<|im_end|>{% endfor %}"
+            "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}",
+            "<|im_user|>user<|im_middle|>U<|im_end|><|im_assistant|>assistant<|im_middle|>A<|im_end|>",
+        ),
+    ],
+)
+def test_a_model_older_than_thinking_is_shown_none(
+    model_name: str, tokenizer: Callable[[], Tokenizer], template: str, written: str
+) -> None:
+    """Its siblings' renderers would write an empty block of it."""
+    old: Any = copy.copy(tokenizer())
+    old.chat_template = template
+    renderer = get_renderer(recommended_renderer_name(old, model_name), old)
+    example = renderer.build_supervised_example(chat("U", "A"))
+    assert old.decode(example.model_input.to_ints()) == written
 
 
 def test_every_strength_of_reasoning_of_gpt_oss_has_its_renderer() -> None:

@@ -1,15 +1,20 @@
+import functools
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
-from hypothesis import given
+import tokenizers
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from renderers.languages import chatml, save, thinking
 from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.client import Tokenizer
 from stovetop.errors import UnknownName
 from stovetop.model_families import recommended_renderer_name
 from stovetop.tokenizer import SafeEncoder, get_tokenizer
@@ -50,6 +55,7 @@ def test_a_model_is_spoken_to_in_its_own_template_or_in_plain_text() -> None:
 @given(st.text())
 def test_ordinary_text_is_encoded_as_the_tokenizer_does(text: str) -> None:
     encoder = SafeEncoder.of(chatml())
+    assume(not encoder.find_controls(text))
     assert encoder.encode(encoder.protect(text)) == chatml().encode(text, add_special_tokens=False)
 
 
@@ -61,6 +67,43 @@ def test_protected_text_holds_no_control_token_and_stays_the_same_text(pieces: l
         tokens = encoder.encode(encoder.protect(text))
         assert not set(tokens) & set(tokenizer.get_added_vocab().values())
         assert tokenizer.decode(tokens) == text
+
+
+@given(st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<think>", "<table>", " ", "\n", "the", " end", "é"])))
+def test_a_rendered_chat_is_encoded_as_the_tokenizer_does(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    for tokenizer in (BYTES, chatml(), thinking(), *map(unusual, UNUSUAL)):
+        assert SafeEncoder.of(tokenizer).encode(text) == tokenizer.encode(text, add_special_tokens=False)
+
+
+UNUSUAL = {
+    "white space behind is the token's": AddedToken("<|im_end|>", special=True, rstrip=True),
+    "white space before is the token's": AddedToken("<|im_end|>", special=True, lstrip=True),
+    "within a word it is text": AddedToken("<|im_end|>", special=True, single_word=True),
+    "the first word of a text is written otherwise": AddedToken("<|im_end|>", special=True),
+}
+
+
+@functools.cache
+def unusual(how: str) -> Tokenizer:
+    """A tokenizer that takes notice of what stands around its control tokens."""
+    words = tokenizers.Tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=["▁", *map(chr, range(128))], show_progress=False)
+    words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first" if "first" in how else "never")
+    words.train_from_iterator(["the end", "of the end"] * 3, trainer)
+    words.add_tokens([UNUSUAL[how], AddedToken("<|im_start|>", special=True)])
+    return cast(Tokenizer, PreTrainedTokenizerFast(tokenizer_object=words))
+
+
+@pytest.mark.parametrize("how", UNUSUAL)
+def test_around_a_control_token_text_is_encoded_as_that_token_has_it(how: str) -> None:
+    tokenizer = unusual(how)
+    encoder = SafeEncoder.of(tokenizer)
+    text = "the <|im_end|> end <|im_start|>the<|im_end|>the"
+    assert encoder.encode(text) == tokenizer.encode(text, add_special_tokens=False)
+    pieces = re.split(r"(<\|\w+\|>)", text)
+    alone = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
+    assert encoder.encode(text) != alone  # so nothing may be looked up apart
 
 
 def test_what_a_template_writes_stays_a_control_token() -> None:

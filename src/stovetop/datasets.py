@@ -1,4 +1,4 @@
-"""Where rows come from (JSONL files, samples that the package ships, a hub) and in which order they are used.
+"""Where rows come from (files, samples that the package ships, a hub) and in which order they are used.
 
 A row is what a source holds; chats are checked where they come in, with the file and line in each error. What becomes
 of them (tokens, problems) is not decided here, and no dataset of a hub is named here: tasks and recipes do that.
@@ -32,8 +32,8 @@ _SAMPLE = "sample:"
 def load_rows(
     source: str, *, split: str | None = None, subset: str | None = None, revision: str | None = None
 ) -> list[Row]:
-    """All rows of "sample:NAME", of a JSONL file, or of a dataset "owner/name" of the Hugging Face hub. Only a hub has
-    splits ("train" unless given), subsets and revisions."""
+    """All rows of "sample:NAME", of a file of JSONL or Parquet, or of a dataset of the Hugging Face hub: "owner/name",
+    or the folder that it was downloaded to. Only a hub has splits ("train" unless given), subsets and revisions."""
     return [row for _, row in _open(source, _HubPart(split, subset, revision))]
 
 
@@ -71,7 +71,13 @@ class _PlacedRow(NamedTuple):
 
 def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
     path = Path(source).expanduser()
-    if not source.startswith(_SAMPLE) and path.suffix != ".jsonl" and not path.is_file():
+    if source and path.is_dir():
+        return _open_hub(str(path), part._replace(streaming=True))  # which copies nothing into a cache
+    if not source.startswith(_SAMPLE) and path.suffix not in (".jsonl", ".parquet") and not path.is_file():
+        if source.count("/") != 1:
+            known = [_SAMPLE + sample for sample in sample_names()]
+            hint = "Or pass FILE.jsonl, FILE.parquet, a folder, or OWNER/NAME of a hub"
+            raise UnknownName("dataset", source, known, hint=hint)
         return _open_hub(source, part)
     if given := {name: value for name, value in part._asdict().items() if isinstance(value, str)}:
         raise InvalidRequest(f"only a dataset of a hub has these; leave {', '.join(given)} out for {source!r}: {given}")
@@ -79,6 +85,8 @@ def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
         return _open_sample(source)
     if not path.is_file():
         raise InvalidRequest(f"there is no such file: {source!r}")
+    if path.suffix == ".parquet":
+        return _open_hub("parquet", _HubPart(streaming=True), data_files=str(path))
     return _parse_file(path, source)
 
 
@@ -90,19 +98,20 @@ def _open_sample(source: str) -> Iterator[_PlacedRow]:
     return _parse_rows(file.read_bytes().split(b"\n"), source)
 
 
-def _open_hub(name: str, part: _HubPart) -> Iterator[_PlacedRow]:
-    if name.count("/") != 1:
-        known = [_SAMPLE + sample for sample in sample_names()]
-        raise UnknownName("dataset", name, known, hint="Or pass FILE.jsonl, or OWNER/NAME of a hub")
+def _open_hub(name: str, part: _HubPart, data_files: str | None = None) -> Iterator[_PlacedRow]:
     try:
         hub = importlib.import_module("datasets")  # the library, not this file
     except ImportError as error:
         raise MissingExtra("datasets", "data") from error
     split = part.split or "train"
     options = {"name": part.subset, "revision": part.revision, "streaming": part.streaming or None}
-    given = {option: value for option, value in options.items() if value is not None}
-    rows: Iterable[Row] = hub.load_dataset(name, split=split, **given)
-    return (_PlacedRow(f"{name} ({split}), row {number}", dict(row)) for number, row in enumerate(rows))
+    given = {option: value for option, value in {**options, "data_files": data_files}.items() if value is not None}
+    place = data_files or f"{name} ({split})"
+    try:
+        rows: Iterable[Row] = hub.load_dataset(name, split=split, **given)
+    except (ValueError, FileNotFoundError) as error:
+        raise InvalidRequest(f"{place} cannot be opened: {error}") from error
+    return (_PlacedRow(f"{place}, row {number}", dict(row)) for number, row in enumerate(rows))
 
 
 def _parse_file(path: Path, source: str) -> Iterator[_PlacedRow]:

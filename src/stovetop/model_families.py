@@ -41,12 +41,14 @@ class _Kind(NamedTuple):
 
 
 _BASE = ("role_colon",)
+_TEMPLATE = ("chat_template",)
 _GPT_OSS = tuple(f"gpt_oss_{kind}" for kind in ("no_sysprompt", "medium_reasoning", "low_reasoning", "high_reasoning"))
 _SIZE = r"(?P<size>[\d.]+[BM](?:-A[\d.]+B)?)"
 _LLAMA = rf"meta-llama/(?:Meta-)?Llama-(?P<version>3(?:\.[123])?)-{_SIZE}"
 
 # Models of these families that are not here (vision, coding, reasoning-only variants) write chats in other ways than
-# their siblings: they are served by their own template.
+# their siblings: they are served by their own template. So are those that are older than thinking: the renderers of
+# DeepSeek and Kimi write its tags, which these have not learned.
 _KINDS = (
     _Kind(rf"{_LLAMA}-Instruct", "meta-llama/Llama-3.1-8B-Instruct", ("llama3",)),
     _Kind(_LLAMA, "meta-llama/Llama-3.2-1B", _BASE),
@@ -57,12 +59,14 @@ _KINDS = (
     _Kind(rf"Qwen/Qwen3-{_SIZE}", "Qwen/Qwen3-8B", ("qwen3", "qwen3_disable_thinking"), "3"),
     _Kind(r"deepseek-ai/DeepSeek-V(?P<version>3(?:\.1)?)-Base", "deepseek-ai/DeepSeek-V3.1-Base", _BASE),
     _Kind(
-        r"deepseek-ai/DeepSeek-V(?P<version>3(?:\.1)?)(?:-0324|-Terminus)?",
+        r"deepseek-ai/DeepSeek-V(?P<version>3\.1)(?:-Terminus)?",
         "deepseek-ai/DeepSeek-V3.1",
         ("deepseekv3_disable_thinking", "deepseekv3"),
     ),
+    _Kind(r"deepseek-ai/DeepSeek-V3(?:-0324)?", "deepseek-ai/DeepSeek-V3", _TEMPLATE, "3"),
     _Kind(r"moonshotai/Kimi-K2-Base", "moonshotai/Kimi-K2-Base", _BASE, "K2"),
-    _Kind(r"moonshotai/Kimi-K2-(?:Instruct(?:-0905)?|Thinking)", "moonshotai/Kimi-K2-Thinking", ("kimi_k2",), "K2"),
+    _Kind(r"moonshotai/Kimi-K2-Thinking", "moonshotai/Kimi-K2-Thinking", ("kimi_k2",), "K2"),
+    _Kind(r"moonshotai/Kimi-K2-Instruct(?:-0905)?", "moonshotai/Kimi-K2-Instruct", _TEMPLATE, "K2"),
     _Kind(rf"openai/gpt-oss-{_SIZE.replace('[BM]', 'b')}", "openai/gpt-oss-20b", _GPT_OSS, "oss"),
 )
 

@@ -9,7 +9,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Self, cast
@@ -23,7 +23,6 @@ from stovetop.model_store import find_model, known_models
 _CUT = "\ufdd0"  # a Unicode noncharacter: no text means anything by it
 _AS_TYPED = "\ufdd1"  # after _CUT: somebody did write that character
 _CUTS = re.compile(f"{_CUT}(?!{_AS_TYPED})")
-_MAX_CONSTANT = 40  # characters: header lines are shorter, and so are reasoning blocks that say nothing
 _HTML = "table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|code"
 _ORDINARY = re.compile(rf"\s+|</?({_HTML})>")
 
@@ -71,6 +70,9 @@ def named(tokenizer: Tokenizer) -> Tokenizer | TokenizerName:
         return cast(Tokenizer, tokenizer)
 
 
+Encode = Callable[[Sequence[str]], list[list[int]]]  # the tokens of each text, none added to what stands there
+
+
 @dataclass(frozen=True, slots=True)
 class SafeEncoder:
     """Encodes rendered chats. Make one with `of`."""
@@ -81,8 +83,10 @@ class SafeEncoder:
     _control: re.Pattern[str]  # one of them
     _controls: re.Pattern[str]  # the first character of each
     _foreign: re.Pattern[str]  # the first character of each that a model does not write within its own turn
-    _encode: Callable[[str], list[int]]  # of text without cuts
-    _constants: dict[str, list[int]] = field(default_factory=dict[str, list[int]], compare=False, repr=False)
+    _between: re.Pattern[str]  # what text lies between: control strings and cuts
+    _ids: dict[str, list[int]]  # of those; a cut has none
+    _encode: Encode  # of texts without cuts
+    _is_separable: bool  # the tokens of a text between control strings are those that it has alone
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, template: str = "", opening: str = "") -> Self:
@@ -96,15 +100,23 @@ class SafeEncoder:
         controls = {text for text in added if text in special or not _ORDINARY.fullmatch(text)}
         own = {text for text in controls - special if text in template and text not in opening}
         bos_token_id = tokenizer.bos_token_id
-        return cls(
+        # A tokenizer may take white space before or behind a control token into it, or see the beginning of a word
+        # there: then these differ.
+        probe = " A b\n\ne\u0301 " + "".join(f"x{text}x \n{text}\n " for text in sorted(controls))
+        encode = _encoding(tokenizer, probe)
+        encoder = cls(
             tokenizer,
             "" if bos_token_id is None else tokenizer.decode([bos_token_id]),
             {added[text]: text for text in controls},
             re.compile(_one_of(controls)),
             _starts_of(controls),
             _starts_of(controls - own),
-            _encoding(tokenizer, "".join(sorted(controls))),
+            re.compile(f"({'|'.join([_CUTS.pattern, *_branches(controls)])})"),
+            {text: [added[text]] for text in controls} | {_CUT: []},
+            encode,
+            _is_separable=True,
         )
+        return replace(encoder, _is_separable=encoder.encode_parts([probe]) == encode([probe]))
 
     def protect(self, text: str) -> str:
         """`text`, to be put into a rendered chat without being able to form a control token there."""
@@ -125,69 +137,89 @@ class SafeEncoder:
 
     def encode(self, rendered: str) -> list[int]:
         """Tokens of a rendered chat, or of a piece of one: no token is added to what stands there."""
-        if _CUT not in rendered:
-            return self._encode(rendered)
-        pieces = (piece.replace(_CUT + _AS_TYPED, _CUT) for piece in _CUTS.split(rendered))
-        return [token for piece in pieces for token in self._encode(piece)]
+        return self.encode_parts([rendered])[0]
 
     def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text, which together are those of all texts in one string, unless a token would lie
         across a border. There the border wins: a sampler begins its answer after the prompt's tokens, never inside
         one."""
-        whole = self.encode("".join(texts))
-        borders = self._borders(texts, whole)
-        if borders is not None:
-            return [whole[start:end] for start, end in pairwise([0, *borders, len(whole)])]
-        parts = [self.encode(text) for text in texts]
-        if list(chain.from_iterable(parts)) == whole:
-            return parts
-        # Some tokenizers encode a text otherwise at its beginning than after another: ask for each beginning of the
-        # whole.
+        if not self._is_separable:
+            return self._fitted(texts, self._whole("".join(texts)))
+        texts_split = [self._between.split(text) for text in texts]  # ordinary, control, ordinary, control ...
+        stretches = _stretches(texts_split)
+        wholes = [_as_typed("".join(stretch)) for stretch in stretches]
+        once = list(dict.fromkeys(wholes))  # who speaks, for one, stands in a chat many times
+        tokens_of = dict(zip(once, self._encode(once), strict=True))
+        ordinary = chain.from_iterable(map(self._fitted, stretches, map(tokens_of.__getitem__, wholes)))
+        parts: list[list[int]] = []
+        for pieces in texts_split:
+            tokens: list[int] = []
+            for index, piece in enumerate(pieces):
+                if index % 2:
+                    tokens += self._ids[piece]
+                elif piece:
+                    tokens += next(ordinary)
+            parts.append(tokens)
+        return parts
+
+    def _fitted(self, texts: Sequence[str], whole: list[int]) -> list[list[int]]:
+        """`whole`, the tokens of all these texts in one string, cut where each of them ends."""
+        if len(texts) == 1:
+            return [whole]
+        borders = [0]
+        for text in texts[:-1]:
+            tokens = self._whole(text)
+            end = borders[-1] + len(tokens)
+            if whole[borders[-1] : end] != tokens:
+                return self._one_by_one(texts)
+            borders.append(end)
+        return [whole[start:end] for start, end in pairwise([*borders, len(whole)])]
+
+    def _one_by_one(self, texts: Sequence[str]) -> list[list[int]]:
+        """Some tokenizers encode a text otherwise at its beginning than after another: ask for each beginning of the
+        whole."""
         fitted: list[list[int]] = []
         so_far: list[int] = []
-        for end, part in enumerate(parts, start=1):
-            beginning = self.encode("".join(texts[:end]))
+        for end, text in enumerate(texts, start=1):
+            beginning = self._whole("".join(texts[:end]))
             fits = beginning[: len(so_far)] == so_far
-            fitted.append(beginning[len(so_far) :] if fits else part)
+            fitted.append(beginning[len(so_far) :] if fits else self._whole(text))
             so_far += fitted[-1]
         return fitted
 
-    def _borders(self, texts: Sequence[str], whole: list[int]) -> list[int] | None:
-        """Where in `whole` each text but the last ends. Seen without encoding the texts, if each ends with a control
-        token and a few characters of its own: nothing is merged across a control token."""
-        places = [index for index, token in enumerate(whole) if token in self.control_tokens]
-        borders: list[int] = []
-        num_controls = 0
-        for text in texts[:-1]:
-            found = list(self._control.finditer(text))
-            rest = text[found[-1].end() :] if found else ""
-            num_controls += len(found)
-            if not found or num_controls > len(places) or len(rest) > _MAX_CONSTANT:
-                return None
-            start = places[num_controls - 1] + 1
-            tokens = self._constant(rest)
-            if whole[start : start + len(tokens)] != tokens:
-                return None
-            borders.append(start + len(tokens))
-        return borders if num_controls + len(self.find_controls(texts[-1])) == len(places) else None
-
-    def _constant(self, text: str) -> list[int]:
-        """Tokens of what every chat has, such as the line that says who speaks; encoded once."""
-        if text not in self._constants:
-            self._constants[text] = self.encode(text)
-        return self._constants[text]
+    def _whole(self, text: str) -> list[int]:
+        """Tokens of a text with whatever stands in it; the sides of a cut are encoded apart."""
+        pieces = self._encode([_as_typed(piece) for piece in _CUTS.split(text)])
+        return pieces[0] if len(pieces) == 1 else list(chain.from_iterable(pieces))
 
     def find_controls(self, rendered: str) -> list[str]:
         """The control strings that stand in `rendered`, in order."""
         return self._control.findall(rendered)
 
 
-def _encoding(tokenizer: Tokenizer, controls: str) -> Callable[[str], list[int]]:
-    """Text to tokens, none added. The library below a fast tokenizer of transformers takes two thirds of the time when
-    it is asked itself; it is, if it says the same of a text with all that is special."""
+def _stretches(texts_split: Iterable[Sequence[str]]) -> list[list[str]]:
+    """The ordinary text between control strings; where texts meet within a stretch, it is in pieces."""
+    stretches: list[list[str]] = [[]]
+    for pieces in texts_split:
+        for index, piece in enumerate(pieces):
+            if index % 2:
+                if stretches[-1]:
+                    stretches.append([])
+            elif piece:
+                stretches[-1].append(piece)
+    return stretches if stretches[-1] else stretches[:-1]
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
+
+def _as_typed(text: str) -> str:
+    return text.replace(_CUT + _AS_TYPED, _CUT) if _CUT in text else text
+
+
+def _encoding(tokenizer: Tokenizer, probe: str) -> Encode:
+    """Text to tokens, none added. The library below a fast tokenizer of transformers takes two thirds of the time when
+    it is asked itself; it is, if it says the same of the probe."""
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
     if "transformers" not in sys.modules:
         return encode
@@ -197,14 +229,13 @@ def _encoding(tokenizer: Tokenizer, controls: str) -> Callable[[str], list[int]]
         return encode
     below = tokenizer.backend_tokenizer
 
-    def encode_below(text: str) -> list[int]:
+    def encode_below(texts: Sequence[str]) -> list[list[int]]:
         settings = cast(object, below.truncation or below.padding or below.encode_special_tokens)  # pyright: ignore[reportUnknownMemberType]  untyped
         if settings:  # left there by somebody's call
-            return encode(text)
-        return below.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return encode(texts)
+        return [encoding.ids for encoding in below.encode_batch_fast(texts, add_special_tokens=False)]
 
-    probe = f" A b\n\ne\u0301  {controls} "
-    return encode_below if encode_below(probe) == encode(probe) else encode
+    return encode_below if encode_below([probe]) == encode([probe]) else encode
 
 
 def _is_special(tokenizer: Tokenizer, text: str) -> bool:
@@ -218,11 +249,16 @@ def _one_of(strings: Iterable[str]) -> str:
     >>> _one_of(["<a>", "<a", "<bc>"])
     '<(?:a(?:>)?|bc>)'
     """
+    branches = _branches(strings)
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else "(?!)"
+
+
+def _branches(strings: Iterable[str]) -> list[str]:
+    """The same for those that begin with one character, each pattern for another."""
     endings: dict[str, list[str]] = {}
     for string in strings:
         endings.setdefault(string[0], []).append(string[1:])
-    branches = [re.escape(first) + _ending(endings[first]) for first in sorted(endings)]
-    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else "(?!)"
+    return [re.escape(first) + _ending(endings[first]) for first in sorted(endings)]
 
 
 def _ending(endings: Sequence[str]) -> str:

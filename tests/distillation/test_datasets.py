@@ -66,9 +66,9 @@ def test_a_character_is_never_cut_in_two():
 
 
 def test_cut_prompts_are_counted(caplog):
-    made = PromptOnlyDataset([asks("12345678"), asks("1")], 2, RENDERER, max_prompt_tokens=3)
+    made = PromptOnlyDataset([asks("12345678"), asks("1"), asks("123")], 2, RENDERER, max_prompt_tokens=3)
     assert made.num_truncated == 1
-    assert "1 of 2 prompts have more than max_prompt_tokens=3 tokens" in caplog.text
+    assert caplog.messages == ["1 of 3 prompts have more than max_prompt_tokens=3 tokens, and lost their end"]
 
 
 def test_an_answer_has_no_reward_whatever_it_is():
@@ -96,13 +96,15 @@ def test_a_builder_makes_a_training_set_and_a_test_set_of_single_answers(tmp_pat
     assert (len(train), len(test)) == (2, 1)
     assert [len(asyncio.run(builder.make_envs())) for builder in train.get_batch(0)] == [2, 2, 2]
     assert [len(asyncio.run(builder.make_envs())) for builder in test.get_batch(0)] == [1, 1]
-    assert "1 of 6 rows" in caplog.text
+    assert caplog.messages == [f"1 of 6 rows of {path} have no prompt"]
 
 
-def test_bundled_rows_are_prompts():
+def test_bundled_rows_are_prompts_of_four_answers_unless_told_otherwise(caplog):
     config = PromptOnlyDatasetBuilder(source="sample:arithmetic", renderer=RENDERER, groups_per_batch=4)
     train, test = asyncio.run(config())
     assert (len(train), test) == (16, None)
+    assert [len(asyncio.run(builder.make_envs())) for builder in train.get_batch(0)] == [4] * 4
+    assert caplog.messages == []
 
 
 def test_a_source_without_a_prompt_is_refused(tmp_path):

@@ -184,6 +184,27 @@ def test_a_divergence_is_a_sum_over_positions_by_their_weights():
     assert metrics["divergence"] == pytest.approx(one, rel=1e-5)
 
 
+def test_distributions_of_other_positions_are_refused_and_never_repeated():
+    with pytest.raises(InvalidRequest, match=r"same positions and tokens; shapes: \(\(2, 3\), \(1, 3\)\)"):
+        compute_divergence(ForwardKL(), torch.zeros(2, 3), torch.zeros(1, 3))
+
+
+def test_a_divergence_of_data_without_weight_is_refused():
+    datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [2], "weights": [0.0]})
+    teacher = TopK(np.array([[3, 4]]), np.log(np.float32([[0.6, 0.3]])))
+    with pytest.raises(InvalidRequest, match="none of these 1 datums has a weight"):
+        divergence_loss_fn(ForwardKL())([topk_divergence_datum(datum, teacher)], [torch.tensor([[-1.0, -2.0]])])
+    with pytest.raises(InvalidRequest, match="none of these 0 datums has a weight"):
+        divergence_loss_fn(ForwardKL())([], [])
+
+
+def test_an_alternative_of_no_weight_counts_nothing_in_the_mean_kl():
+    datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [[2, 3, 4]], "weights": [[0.4, 0.4, 0.0]]})
+    output = ForwardBackwardOutput("logprobs", [{"logprobs": TensorData(np.log([[0.1, 0.3, 0.6]]), "float32")}])
+    expected = 0.5 * np.log(0.5 / 0.1) + 0.5 * np.log(0.5 / 0.3)
+    assert mean_topk_kl(output, [datum]) == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_mean_kl_of_data_without_weight_is_refused():
     datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [[2, 3]], "weights": TensorData([[0, 0]], "float32")})
     output = ForwardBackwardOutput("logprobs", [{"logprobs": TensorData([[-1.0, -1.0]], "float32")}])

@@ -151,6 +151,11 @@ def test_a_filtered_group_takes_its_dataset_along():
     assert [one.dataset_index for one in sourced] == [1, 1]
 
 
+def test_a_dataset_without_a_teacher_is_refused_by_its_index():
+    with pytest.raises(InvalidRequest, match=r"there are 1, and data of datasets \[2\]"):
+        asyncio.run(incorporate_teacher_kl([datum([0, -1], [0, 1], dataset_index=2)], [Constant(-1.0)]))
+
+
 def test_groups_of_no_dataset_are_refused():
     with pytest.raises(InvalidRequest, match="come from a CompositeDataset"):
         assemble_sourced_data([(Broken(), group(0))], [[0.0]])
@@ -166,7 +171,7 @@ def test_the_reverse_kl_of_what_a_student_says_falls_by_half(tmp_path, seed):
     async def train() -> list[dict[str, float]]:
         teacher = await service.create_sampling_client(base_model="any/teacher")
         history = []
-        for step in range(10):
+        for step in range(8):
             sampler = await trainer.save_weights_and_get_sampling_client()
             policy = SamplingPolicy(sampler, max_tokens=1, seed=1000 * seed + step)
             owned_P = (await do_rollouts(composite.get_batch(0), policy)).owned_groups_P

@@ -91,7 +91,7 @@ def test_adapters_of_different_rank_and_targets_act_on_their_own_rows_looped_or_
     owners = [first, second, None, first, second, elsewhere, second]
     segments, cpu = [Segment(row, 1) for row in range(7)], torch.device("cpu")
     plain_1NO = lora(x_1NI)
-    stacked = stacked_rows(owners, segments, cpu, None)
+    stacked = stacked_rows(owners, segments, linear.weight, None)
     assert stacked is not None
     for parts in (rows_by_owner(owners, segments, cpu), [stacked]):
         routing.parts = parts
@@ -103,15 +103,15 @@ def test_adapters_of_different_rank_and_targets_act_on_their_own_rows_looped_or_
 
 
 def test_a_stack_is_kept_while_the_same_adapters_run_and_refused_where_it_would_be_mostly_filling() -> None:
-    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    generator, like = torch.Generator().manual_seed(0), torch.zeros(1)
     first, second = adapter(2, generator), adapter(3, generator)
     segments = [Segment(row, 1) for row in range(9)]
-    stacked = stacked_rows([first, second], segments[:2], cpu, None)
+    stacked = stacked_rows([first, second], segments[:2], like, None)
     assert stacked is not None
-    later = stacked_rows([second, first, first], segments[:3], cpu, stacked.stack)
+    later = stacked_rows([second, first, first], segments[:3], like, stacked.stack)
     assert later is not None and later.stack is stacked.stack
-    other = stacked_rows([second, adapter(2, generator)], segments[:2], cpu, stacked.stack)
+    other = stacked_rows([second, adapter(2, generator)], segments[:2], like, stacked.stack)
     assert other is not None and other.stack is not stacked.stack
     third = adapter(2, generator)
-    assert stacked_rows([*[first] * 7, second, third], segments, cpu, None) is None
-    assert stacked_rows([first, first], segments[:2], cpu, None) is None
+    assert stacked_rows([*[first] * 7, second, third], segments, like, None) is None
+    assert stacked_rows([first, first], segments[:2], like, None) is None

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from renderers.families import qwen3_image_processor
+from renderers.languages import chatml, save
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
 from stovetop.preference.datasets import (
     ComparisonDatasetBuilderFromRows,
     DPODataset,
+    DPODatasetBuilderFromComparisons,
     comparison_to_datum,
     comparison_to_pair,
     comparisons_from_jsonl,
@@ -20,8 +24,10 @@ from stovetop.preference.datasets import (
     with_mismatched,
 )
 from stovetop.preference.types import Comparison, LabeledComparison, labeled_comparison_to_json
+from stovetop.renderers.images import image_part
+from stovetop.renderers.messages import Message, TextPart
 from stovetop.supervised.logprobs import full_sequence
-from stovetop.types import Datum, ModelInput
+from stovetop.types import Datum, ImageChunk, ModelInput
 
 from .examples import RENDERER, comparison, labeled, said
 
@@ -71,6 +77,26 @@ def test_making_a_pair_leaves_the_messages_as_they_were():
     one = labeled()
     comparison_to_pair(one, RENDERER)
     assert one == labeled()
+
+
+def test_pairs_may_be_about_an_image(tmp_path):
+    save(chatml(), tmp_path)
+    qwen3_image_processor().save_pretrained(tmp_path)
+    asked = Message(role="user", content=[image_part(Image.new("RGB", (64, 64))), TextPart(type="text", text="?")])
+    path = write(
+        tmp_path / "pairs.jsonl",
+        [LabeledComparison(Comparison([asked], [said("assistant", "a")], [said("assistant", "b")]), "A")],
+    )
+    train, _ = DPODatasetBuilderFromComparisons(
+        comparison_builder=comparisons_from_jsonl(path),
+        model_name_for_tokenizer=str(tmp_path),
+        renderer_name="qwen3_vl",
+        batch_size=1,
+        model_name_for_images=str(tmp_path),
+    )()
+    for datum in train.get_batch(0):
+        assert [chunk.length for chunk in datum.model_input.chunks if isinstance(chunk, ImageChunk)] == [4]
+        assert len(datum.loss_fn_inputs["weights"].array) == datum.model_input.length
 
 
 def test_a_tie_makes_no_pair_and_is_counted():
@@ -147,6 +173,12 @@ def test_no_answer_meets_its_own_prompt(num_pairs):
 def test_one_pair_has_no_other_prompt(num_pairs):
     with pytest.raises(InvalidRequest, match="need at least two pairs"):
         with_mismatched([datum for number in range(num_pairs) for datum in pair(number)])
+
+
+def test_an_answer_without_a_token_cannot_be_mismatched():
+    nothing = Datum(ModelInput.from_ints([1]), {"target_tokens": [2], "weights": [0.0]})
+    with pytest.raises(InvalidRequest, match=r"needs a token with a weight; this datum has none: \[1, 2\]"):
+        with_mismatched([nothing] * 4)
 
 
 # ---- data for a preference model -----------------------------------------------------------------------------

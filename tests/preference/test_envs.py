@@ -1,6 +1,6 @@
 import asyncio
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -109,6 +109,16 @@ def test_an_answer_that_was_cut_off_is_worth_one_less():
     (lost, _), (won, metrics) = rewards(builder(), answer("a"), answer("aaa", ended=False))
     assert (lost, won) == (-1.0, 0.0)
     assert metrics == {"win_minus_loss": 1.0, "format": 0.0}
+
+
+def test_an_answer_is_valid_only_if_it_ends_as_the_family_ends_a_turn_and_the_sampler_says_so():
+    whole, cut = answer("aaa").transitions[0], answer("aaa", ended=False).transitions[0]
+    for turn in (
+        replace(whole, ac=replace(whole.ac, stop_reason="length")),
+        replace(cut, ac=replace(cut.ac, stop_reason="stop")),
+    ):
+        _, (won, metrics) = rewards(builder(), answer("a"), Trajectory([turn], ModelInput.empty()))
+        assert (won, metrics["format"]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("num_answers", [1, 5])

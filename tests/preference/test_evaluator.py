@@ -74,10 +74,10 @@ def test_only_the_answer_of_the_policy_is_preprocessed():
     assert len(judge.asked) == 2
 
 
-def test_an_answer_has_a_thousand_and_twenty_four_tokens_unless_told_otherwise():
+def test_an_answer_has_a_thousand_and_twenty_four_tokens_at_temperature_1_unless_told_otherwise():
     policy = Says("policy")
     evaluate(policy, ITEMS[:1], GOLDEN)
-    assert [params.max_tokens for params in policy.asked] == [1024]
+    assert [(params.max_tokens, params.temperature) for params in policy.asked] == [(1024, 1.0)]
 
 
 def test_comparisons_are_evaluated_at_the_same_time():

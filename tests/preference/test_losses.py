@@ -93,6 +93,8 @@ def test_orpo_adds_the_odds_to_the_likelihood():
     likelihood, _ = compute_preference_loss(ORPO(lam=0.0), average(-0.5, -0.9))
     assert likelihood.item() == pytest.approx(0.5)
     assert (loss - likelihood).item() == pytest.approx(0.0367729, abs=1e-7)
+    log_odds = -math.log(math.expm1((loss - likelihood).item() / 0.1))
+    assert log_odds == pytest.approx(0.8109167, abs=1e-6)
     assert loss.item() == pytest.approx(0.5367729, abs=1e-7)
 
 
@@ -161,6 +163,9 @@ def test_every_loss_and_its_gradient_are_finite_far_out(loss, margin):
         (lambda: compute_preference_loss(SimPO(), PairLogprobs(Sides(row(1), row(1)))), "simpo needs the lengths"),
         (lambda: compute_preference_loss(DPO(), PairLogprobs(Sides(row(1), row(1)))), "dpo needs the reference"),
         (lambda: preference_loss_fn(IPO()), "ipo needs the logprobs of a reference"),
+        (lambda: compute_dpo_loss(row(1, 2), row(1), row(1, 2), row(1)), r"shapes are: \[\(1,\), \(2,\)\]"),
+        (lambda: compute_dpo_loss(row(1, 2), row(1, 2), row(1), row(1)), r"shapes are: \[\(1,\), \(2,\)\]"),
+        (lambda: compute_dpo_loss(row(), row(), row(), row()), "at least one pair"),
     ],
 )
 def test_what_a_loss_lacks_is_named(make, message):
@@ -210,9 +215,43 @@ def test_a_batch_that_is_not_pairs_is_refused():
         preference_loss_fn(KTO(), [torch.zeros(2).numpy()] * 2)([one] * 2, [torch.zeros(2)] * 2)
 
 
+def test_an_answer_without_a_token_is_refused_with_the_number_of_its_datum():
+    data = [datum([0, 1]), datum([0, 0])]
+    for loss in (DPO(), SimPO()):
+        with pytest.raises(InvalidRequest, match=r"needs a token with a weight; these datums have none: \[1\]"):
+            preference_loss_fn(loss, [torch.zeros(2).numpy()] * 2)(data, [torch.zeros(2)] * 2)
+
+
+def test_logprobs_of_another_number_of_datums_are_refused():
+    data = [datum([0, 1])] * 2
+    with pytest.raises(InvalidRequest, match="2 datums need logprobs of each; there are those of 4"):
+        preference_loss_fn(DPO(), [torch.zeros(2).numpy()] * 4)(data, [torch.zeros(2)] * 2)
+
+
 def test_logprobs_of_another_length_are_refused():
     with pytest.raises(InvalidRequest, match=r"differ in shape: \(3,\), \(2,\)"):
         preference_loss_fn(SimPO())([datum([0, 1])] * 2, [torch.zeros(2), torch.zeros(3)])
+
+
+def test_defaults_are_the_published_ones():
+    assert {name: loss() for name, loss in PREFERENCE_LOSSES.items()} == {
+        "dpo": DPO(beta=0.1),
+        "ipo": IPO(beta=0.1),
+        "hinge": Hinge(beta=0.1),
+        "robust": RobustDPO(beta=0.1, label_smoothing=0.1),
+        "cdpo": ConservativeDPO(beta=0.1, label_smoothing=0.1),
+        "simpo": SimPO(beta=2.0, gamma=1.0),
+        "orpo": ORPO(lam=0.1),
+        "kto": KTO(beta=0.1),
+    }
+    explicit = compute_dpo_loss(row(-1), row(-3), row(-2), row(-2), beta=0.1)
+    assert compute_dpo_loss(row(-1), row(-3), row(-2), row(-2)) == explicit
+
+
+@pytest.mark.parametrize("loss", [DPO, IPO, Hinge, RobustDPO, ConservativeDPO, SimPO, KTO])
+def test_beta_must_be_above_zero(loss):
+    with pytest.raises(InvalidRequest, match=f"{loss.__name__} needs beta above 0: 0"):
+        loss(beta=0)
 
 
 def test_the_table_holds_every_loss_and_two_need_no_reference():

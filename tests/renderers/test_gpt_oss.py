@@ -85,12 +85,13 @@ def test_chats_are_those_of_the_published_template(effort: ReasoningEffort, num_
     template = replace(TEMPLATE, options={"reasoning_effort": effort})
     tokenizer = real_tokenizers.gpt_oss()
     renderer = get_renderer(f"gpt_oss_{effort}_reasoning", tokenizer, date=DATE)
+    question = template.text(chat("U"), prompt=True)
     for seed in range(num_conversations):
         messages = conversation(seed, replace(FEATURES, text_beside_calls=False))
         prompt = template.text(messages[:-1], prompt=True)
         assert renderer.build_generation_prompt(messages[:-1]).to_ints() == _encode(prompt)
         last = template.text([*chat("U"), messages[-1]], prompt=False)
-        answer = last.removeprefix(template.text(chat("U"), prompt=True))
+        answer = last.removeprefix(question)
         assert renderer.build_supervised_example(messages).model_input.to_ints() == _encode(prompt + answer)
 
 

@@ -7,10 +7,10 @@ from tml_renderers import renderers as tml
 
 from renderers import real_tokenizers
 from renderers.conversations import Features, conversation
-from renderers.families import qwen3_image_processor
+from renderers.families import FAMILIES, qwen3_image_processor
 from renderers.languages import chat, mask, save, thinking, trained_tokens
 from renderers.oracle import Oracle, tml_prompt, trl_template
-from renderers.properties import extends
+from renderers.properties import Case, extends
 from stovetop.errors import InvalidRequest
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import ParseTermination, Renderer, TrainOnWhat
@@ -151,6 +151,15 @@ def test_thinking_in_a_plain_string_is_dropped_from_history_too() -> None:
     assert spelled["content"] == "<think>\nR1\n</think>\n\nA1"
 
 
+@pytest.mark.parametrize(
+    "said_then", ["<think>\nR\n</think>\n\nx </think>\n\nA1", "R</think>A1", "x<think>R</think>A1"]
+)
+def test_of_an_answer_with_odd_tags_history_keeps_what_the_template_keeps(said_then: str) -> None:
+    messages = chat("U1", said_then, "U2")
+    expected = Oracle(trl_template("qwen3")).tokens(TOKENIZER, messages, prompt=True)
+    assert renderer("qwen3").build_generation_prompt(messages).to_ints() == expected
+
+
 def test_results_of_tools_share_a_user_turn() -> None:
     results = [Message(role="tool", content="1"), Message(role="tool", content="2")]
     prompt = text_of(renderer("qwen3").build_generation_prompt([*C[:2], *results]).to_ints())
@@ -277,8 +286,8 @@ def test_with_its_thinking_kept_each_prompt_extends_the_one_before(name: str) ->
     assert not renderer(name).has_extension_property
     features = Features(edges=False, thinking=not keeps.disables_thinking)
     chats = [conversation(seed, features) for seed in range(40)]
-    assert all(extends(keeps, messages) for messages in chats)
-    assert not all(extends(renderer(name), messages) for messages in chats)
+    assert all(extends(Case(keeps, FAMILIES[name], messages)) for messages in chats)
+    assert not all(extends(Case(renderer(name), FAMILIES[name], messages)) for messages in chats)
     assert len(keeps.build_supervised_examples(A, TrainOnWhat.ALL_ASSISTANT_MESSAGES)) == 1
 
 

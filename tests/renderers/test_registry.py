@@ -1,9 +1,10 @@
 import pickle
+from pathlib import Path
 
 import pytest
 
 from renderers.families import FAMILIES
-from renderers.languages import chatml
+from renderers.languages import chatml, save
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
@@ -12,6 +13,7 @@ from stovetop.renderers.messages import Message
 from stovetop.renderers.role_colon import RoleColonRenderer
 from stovetop.renderers.streaming import StreamingMessageHeader
 from stovetop.renderers.template import ChatTemplateRenderer
+from stovetop.tokenizer import get_tokenizer
 
 
 def make_own(tokenizer: Tokenizer, image_processor: ImageProcessor | None) -> RoleColonRenderer:
@@ -66,6 +68,15 @@ def test_every_renderer_pickles(name: str) -> None:
     messages = [Message(role="user", content="hi")]
     assert again.build_generation_prompt(messages) == renderer.build_generation_prompt(messages)
     assert type(again) is type(renderer)
+
+
+@pytest.mark.parametrize("name", supported_renderers())
+def test_a_pickled_renderer_finds_its_tokenizer_by_name(name: str, tmp_path: Path) -> None:
+    save(chatml(), tmp_path)
+    tokenizer = get_tokenizer(str(tmp_path))
+    pickled = pickle.dumps(get_renderer(name, tokenizer, FAMILIES[name].image_processor()))
+    assert len(pickled) < 5_000
+    assert pickle.loads(pickled).tokenizer is tokenizer
 
 
 @pytest.mark.parametrize("name", supported_renderers())

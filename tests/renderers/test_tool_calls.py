@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall, UnparsedToolCall
-from stovetop.renderers.tool_calls import DecodedCalls, TaggedJson, require_objects
+from stovetop.renderers.tool_calls import DEEPSEEK, HARMONY, KIMI, DecodedCalls, TaggedJson, require_objects
 
 QWEN = TaggedJson()
 NAMES = st.text("abcXYZ_-.09é", min_size=1, max_size=8)
@@ -37,6 +38,24 @@ def test_several_calls_stand_on_lines_of_their_own() -> None:
 def test_calls_and_the_text_before_them_come_back(calls: list[ToolCall], text: str) -> None:
     decoded = QWEN.decode(text + QWEN.encode(calls, has_text=bool(text)))
     assert decoded == DecodedCalls(text, tuple(calls))
+
+
+@given(CALLS, st.text("ab\n é", max_size=6))
+def test_calls_in_sections_and_the_text_before_them_come_back(calls: list[ToolCall], text: str) -> None:
+    numbered = [replace(call, id=f"functions.{call.function.name}:{index}") for index, call in enumerate(calls)]
+    assert DEEPSEEK.decode(text + DEEPSEEK.encode(calls, has_text=bool(text))) == DecodedCalls(text, tuple(calls))
+    assert KIMI.decode(text + KIMI.encode(numbered, has_text=bool(text))) == DecodedCalls(text, tuple(numbered))
+
+
+@given(CALLS)
+def test_calls_on_channels_come_back(calls: list[ToolCall]) -> None:
+    for call in calls:
+        header, _, arguments = HARMONY.encode(call).partition(HARMONY.message)
+        assert HARMONY.decode(header, arguments, is_ended=True) == call
+        assert HARMONY.decode(header, arguments, is_ended=False) == UnparsedToolCall(
+            HARMONY.encode(call), "the call is never ended"
+        )
+    assert HARMONY.decode("<|channel|>final", "hi", is_ended=True) is None
 
 
 def test_arguments_stay_as_the_model_wrote_them() -> None:

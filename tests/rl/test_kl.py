@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stovetop.backends import recording
+from stovetop.errors import InvalidRequest
 from stovetop.rl.data_processing import trajectory_to_data
 from stovetop.rl.kl import add_to_advantages, compute_post_kl, estimate_kl, incorporate_kl_penalty, kl_penalty
 from stovetop.types import AdamParams, Datum, ModelInput
@@ -61,6 +62,14 @@ def test_without_a_masked_token_there_is_no_penalty_and_no_mean():
     penalty = kl_penalty([[1.0, 2.0]], [[0, 0]], 1.0)
     assert penalty.advantages_D[0].tolist() == [0, 0]
     assert np.isnan(penalty.mean_difference)
+
+
+def test_numbers_that_do_not_fit_are_refused_with_the_datum_and_never_repeated():
+    with pytest.raises(InvalidRequest, match=r"datum 1 .*'differences': \(2,\), 'mask': \(1,\)"):
+        kl_penalty([[1.0], [1.0, 2.0]], [[1], [1]], 1.0)
+    [datum] = trajectory_to_data(trajectory(([1], [2, 3])), 1.0)
+    with pytest.raises(InvalidRequest, match=r"datum 0 .*'advantages': \(2,\), 'added': \(1,\)"):
+        add_to_advantages([datum], [[1.0]])
 
 
 def test_adding_to_advantages_leaves_the_data_as_it_was():

@@ -1,7 +1,8 @@
-"""Reinforcement learning on the recording backend, all of it together: what is rewarded becomes more likely. Each test
-is a whole run, and takes about half a second."""
+"""Reinforcement learning, all of it together: what is rewarded becomes more likely, on a transformer and on the
+recording backend. Each test is a whole run, and takes about half a second."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_lowercase
@@ -13,11 +14,12 @@ from stovetop.backends import recording
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.completers import StopCondition
-from stovetop.rl.advantages import GAE, Centred, Estimator, LeaveOneOut, Standardised
+from stovetop.rl.advantages import CENTRED, GAE, Centred, Estimator, LeaveOneOut, Standardised
 from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
 from stovetop.rl.steps import KLPenalty, ppo_update, prepare_minibatch, train_step
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Observation, StepResult
 from stovetop.types import ModelInput
+from tiny_service import TinyService, open_tiny
 
 SMALL_LETTERS = frozenset(ascii_lowercase.encode())
 
@@ -49,11 +51,18 @@ class LettersGroup(EnvGroupBuilder):
 
 
 BUILDERS = [LettersGroup(prompt) for prompt in (b"A>", b"B>")]
-NUM_STEPS = 16
+NUM_STEPS = 12
 
 
 async def mean_rewards(
-    trainer: TrainingClient, base: SamplingClient, *, seed: int, estimator: Estimator, loss_fn: str, kl_coef: float = 0
+    trainer: TrainingClient,
+    base: SamplingClient,
+    *,
+    seed: int,
+    estimator: Estimator = CENTRED,
+    loss_fn: str = "importance_sampling",
+    kl_coef: float = 0,
+    learning_rate: float = 0.6,
 ) -> list[float]:
     rewards: list[float] = []
     for step in range(NUM_STEPS):
@@ -65,7 +74,7 @@ async def mean_rewards(
         if loss_fn == "ppo":
             await ppo_update(batch.data_D, trainer, 0.2, ppo_epochs=2, num_substeps=2)
         else:
-            await train_step(batch.data_D, trainer, 0.6, loss_fn=loss_fn)
+            await train_step(batch.data_D, trainer, learning_rate, loss_fn=loss_fn)
     return rewards
 
 
@@ -78,20 +87,29 @@ def learn(folder: Path, seed: int, estimator: Estimator, loss_fn: str, kl_coef: 
         )
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyService]:
+    with open_tiny(tmp_path_factory.mktemp("tiny")) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
-def test_the_reward_rises(tmp_path: Path, seed: int, loss_fn: str):
-    rewards = learn(tmp_path, seed, Centred(), loss_fn)
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.3
+def test_the_reward_rises_on_a_transformer(tiny: TinyService, seed: int):
+    trainer = tiny.service.create_lora_training_client(tiny.model, rank=8, seed=seed).result()
+    base = tiny.service.create_sampling_client(base_model=tiny.model).result()
+    rewards = asyncio.run(mean_rewards(trainer, base, seed=seed, learning_rate=0.03))
+    assert np.mean(rewards[:3]) < 0.3
+    assert np.mean(rewards[-3:]) > 0.9
 
 
-@pytest.mark.parametrize("estimator", [Standardised(), LeaveOneOut(), GAE()])
+@pytest.mark.parametrize("estimator", [Centred(), Standardised(), LeaveOneOut(), GAE()])
 def test_the_reward_rises_under_every_estimator(tmp_path: Path, estimator: Estimator):
     rewards = learn(tmp_path, 0, estimator, "importance_sampling")
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.3
 
 
-def test_a_strong_penalty_holds_the_policy_where_it_was(tmp_path: Path):
-    free = learn(tmp_path, 0, Centred(), "importance_sampling")
-    held = learn(tmp_path, 0, Centred(), "importance_sampling", kl_coef=5.0)
+def test_the_reward_rises_by_ppo_and_a_strong_penalty_holds_the_policy_where_it_was(tmp_path: Path):
+    free = learn(tmp_path / "free", 0, Centred(), "ppo")
+    assert np.mean(free[-3:]) > np.mean(free[:3]) + 0.3
+    held = learn(tmp_path / "held", 0, Centred(), "ppo", kl_coef=5.0)
     assert np.mean(held[-3:]) < np.mean(free[-3:]) - 0.2

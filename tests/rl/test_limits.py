@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
@@ -71,6 +71,27 @@ def test_an_answer_has_no_more_tokens_than_the_tightest_limit_leaves():
     assert lengths(RolloutLimits(max_trajectory_tokens=20, max_turn_tokens=9, max_sampled_tokens=11)) == [9, 2]
 
 
+async def talkative(
+    model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+) -> TokensWithLogprobs:
+    """A policy that says ten tokens, whatever it may."""
+    return says(*[7] * 10)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "num_turns"),
+    [
+        (RolloutLimits(max_sampled_tokens=15), StopReason.MAX_SAMPLED_TOKENS, 2),
+        (RolloutLimits(max_trajectory_tokens=15), StopReason.MAX_TOKENS, 2),
+    ],
+)
+def test_a_policy_that_says_more_than_it_may_is_stopped_all_the_same(
+    limits: RolloutLimits, reason: StopReason, num_turns: int
+):
+    trajectory = asyncio.run(do_single_rollout(talkative, endless(), limits=limits))
+    assert (trajectory.stop_reason, len(trajectory.transitions)) == (reason, num_turns)
+
+
 @dataclass
 class CallingEnv:
     """Every turn makes two tool calls, and none is the last."""
@@ -102,9 +123,36 @@ def test_when_time_runs_out_the_turns_so_far_are_kept_and_the_unfinished_one_is_
     assert trajectory.final_ob.to_ints() == [1, 2]
 
 
+def test_an_answer_that_takes_too_long_ends_the_episode_without_its_turn():
+    class Tiring:
+        turn = 0
+
+        async def __call__(
+            self, model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+        ) -> TokensWithLogprobs:
+            self.turn += 1
+            await asyncio.sleep(60.0 if self.turn == 3 else 0.0)
+            return says(7)
+
+    limits = RolloutLimits(sampling_turn_timeout_s=0.05)
+    trajectory = asyncio.run(do_single_rollout(Tiring(), endless(), limits=limits))
+    assert (trajectory.stop_reason, len(trajectory.transitions)) == (StopReason.ROLLOUT_TIMEOUT, 2)
+    slow_env = asyncio.run(do_single_rollout(echo, CountingEnv(5, num_turns=2, waits_s=0.06), limits=limits))
+    assert slow_env.stop_reason is StopReason.COMPLETED  # the time is that of answers alone
+
+
 def test_an_episode_without_a_turn_in_time_fails():
-    with pytest.raises(EnvError, match=r"CountingEnv had no turn within 0\.02 s"):
+    async def silent(
+        model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        await asyncio.sleep(60.0)
+        return says(7)
+
+    with pytest.raises(EnvError, match=r"CountingEnv had no turn in time: rollout_timeout_s=0\.02"):
         played(RolloutLimits(rollout_timeout_s=0.02), endless(waits_s=60.0))
+    limits = RolloutLimits(sampling_turn_timeout_s=0.02)
+    rollouts = asyncio.run(do_rollouts([Table(CountingEnv, 1)], silent, MinViableGroup(max_retries=0), limits=limits))
+    assert rollouts.num_errors == {"TimeoutError": 1}
 
 
 def test_a_first_observation_that_leaves_no_room_is_an_error_that_names_the_limit():
@@ -183,14 +231,14 @@ def test_metrics_say_which_fraction_of_the_episodes_ended_for_which_reason():
 
 
 def test_the_simple_preset_limits_nothing_and_the_agentic_one_says_what_it_limits():
-    assert simple() == (NO_LIMITS, ParseErrorPolicy(max_consecutive=0))
+    assert simple() == (NO_LIMITS, ParseErrorPolicy(max_consecutive=0)) == (RolloutLimits(), ParseErrorPolicy())
     limits, parse_errors = agentic()
     assert (limits.max_turns, limits.max_trajectory_tokens, limits.max_tool_calls) == (10, 65_536, 30)
     assert (limits.rewards.zero_reward_on_limit, limits.rewards.grader_timeout_s) == (True, 900.0)
     assert parse_errors.max_consecutive == 2
 
 
-@pytest.mark.parametrize("field", ["max_turns", "max_trajectory_tokens", "max_tool_calls", "rollout_timeout_s"])
+@pytest.mark.parametrize("field", [field.name for field in fields(RolloutLimits) if field.name != "rewards"])
 def test_a_limit_must_be_positive(field: str):
     with pytest.raises(InvalidRequest, match=f"RolloutLimits.{field} must be positive, or None for no limit: 0"):
         RolloutLimits(**{field: 0})

@@ -187,6 +187,17 @@ def test_a_chat_that_leaves_no_room_for_an_answer_ends_the_episode():
     assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
 
 
+@pytest.mark.parametrize(("room", "needed", "fits"), [(1, None, True), (0, None, False), (7, 7, True), (6, 7, False)])
+def test_a_chat_may_leave_exactly_the_room_that_an_answer_needs(room: int, needed: int | None, fits: bool):
+    chat = [Message(role="user", content="Hello"), Message(role="assistant", content="a")]
+    chat.append(Message(role="user", content="You said a"))
+    limit = RENDERER.build_generation_prompt(chat).length + room
+    env = EnvFromMessageEnv(Parrot(2), RENDERER, max_trajectory_tokens=limit, max_generation_tokens=needed)
+    trajectory, _ = play(env, says("a"), says("b"))
+    assert trajectory.stop_reason is (StopReason.COMPLETED if fits else StopReason.CONTEXT_OVERFLOW)
+    assert len(trajectory.transitions) == (2 if fits else 1)
+
+
 def test_a_first_chat_that_leaves_no_room_is_an_error():
     env = EnvFromMessageEnv(Parrot(), RENDERER, max_trajectory_tokens=10)
     with pytest.raises(EnvError, match="leaves no room for an answer; max_trajectory_tokens"):

@@ -87,6 +87,16 @@ def test_trajectory_metrics_have_the_values_computed_by_hand():
     }
 
 
+@pytest.mark.parametrize(("reward", "kind"), [(0.49, "bad"), (0.5, "good"), (0.51, "good")])
+def test_half_a_reward_is_a_good_one(reward: float, kind: str):
+    metrics = compute_trajectory_metrics([group(reward, reward)], [[]])
+    assert metrics["env/all/by_group/frac_mixed"] == 0
+    assert {name: metrics[f"env/all/by_group/frac_all_{name}"] for name in ("good", "bad")} == {
+        "good": float(kind == "good"),
+        "bad": float(kind == "bad"),
+    }
+
+
 def test_a_tag_has_the_metrics_of_its_own_groups():
     metrics = compute_trajectory_metrics(
         [group(1, 1), group(0, 0), group(1, 0)], [["math"], ["code"], ["math", "code"]]
@@ -111,6 +121,11 @@ def test_each_group_needs_its_tags():
 def test_a_tag_cannot_be_called_all():
     with pytest.raises(InvalidRequest, match="'all'"):
         compute_trajectory_metrics([group(1), group(0)], [["all"], []])
+
+
+def test_no_groups_have_no_rewards_to_report():
+    with pytest.raises(InvalidRequest, match="no group"):
+        rl_step_fields([], {})
 
 
 def test_no_groups_have_no_metrics():

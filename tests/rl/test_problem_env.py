@@ -1,14 +1,17 @@
 import asyncio
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pytest
 
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.completers import StopCondition, TokensWithLogprobs
 from stovetop.errors import EnvError, GradeError, InvalidRequest
+from stovetop.renderers import get_renderer
 from stovetop.renderers.role_colon import RoleColonRenderer
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.problem_env import (
@@ -121,6 +124,29 @@ def test_a_grader_that_breaks_is_an_error_and_never_a_wrong_answer():
     assert "Shout could not grade the answer 'yes!'" in str(raised.value)
 
 
+@pytest.mark.parametrize("stop_reason", ["length", "stop"])
+def test_what_is_thought_is_not_graded_also_where_the_thought_was_cut_off(stop_reason: StopReason):
+    renderer = get_renderer("qwen3", TOKENIZER)
+
+    def grade(text: str) -> StepResult:
+        return asyncio.run(ProblemEnv(Shout(), renderer).step(answer(text, stop_reason, ends=stop_reason == "stop")))
+
+    assert grade("<think>\nIs it yes!").metrics == {"format": 0.0, "correct": 0.0}
+    assert grade("<think>\nIs it yes?\n</think>\n\nno").metrics["correct"] == 0.0
+    assert grade("<think>\nno?\n</think>\n\nyes!").metrics["correct"] == 1.0
+
+
+@pytest.mark.parametrize("verdict", [None, math.nan, 0.5, "yes"])
+def test_a_check_that_returns_no_truth_value_is_a_broken_grader(verdict: object):
+    with pytest.raises(GradeError, match="must return True or False"):
+        asyncio.run(ProblemEnv(Shout(right=lambda text: verdict), RENDERER).step(answer("yes!")))
+
+
+def test_numpy_says_true_and_false_too():
+    env = ProblemEnv(Shout(right=lambda text: np.bool_(True)), RENDERER)
+    assert asyncio.run(env.step(answer("yes!"))).metrics == {"format": 1.0, "correct": 1.0}
+
+
 def test_a_builder_makes_as_many_environments_as_asked_and_tags_them_with_its_dataset():
     builder = ProblemGroupBuilder(partial(ProblemEnv, Shout(), RENDERER), num_envs=3)
     group = asyncio.run(do_group_rollout(builder, says_yes))
@@ -140,14 +166,16 @@ def test_builders_pickle():
 
 
 def test_a_row_asks_a_question_or_is_a_chat_that_ends_with_one():
-    chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2 2"}]
+    shown = [{"role": "user", "content": "1 1"}, {"role": "assistant", "content": "2"}]
+    chat = [{"role": "system", "content": "Add."}, *shown, {"role": "user", "content": "2 2"}]
     builders = answer_builders(
         [{"question": "2 + 2?", "answer": "4"}, {"messages": chat, "answer": "4", "level": 1}], RENDERER, 1
     )
     prompts = [asyncio.run(builder.env_thunk().initial_observation())[0].to_ints() for builder in builders]
     assert [TOKENIZER.decode(prompt) for prompt in prompts] == [
         "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n",
-        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n2 2<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1 1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\n2 2<|im_end|>\n<|im_start|>assistant\n",
     ]
 
 

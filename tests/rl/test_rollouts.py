@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -276,6 +277,46 @@ def test_a_rollout_that_hangs_is_cut_off_and_tried_again():
     hung = Table(lambda seat: CountingEnv(seat, waits_s=60.0), 1)
     with pytest.raises(EnvError, match=r"rollout 0 of Table: CountingEnv did not finish within 0\.02 s"):
         asyncio.run(do_rollouts([hung], echo, RetryOnFailure(max_retries=0, timeout_s=0.02)))
+
+
+def test_a_group_whose_environments_are_not_made_in_time_is_skipped_and_does_not_hold_up_the_batch():
+    class Slow(Table):
+        num_made = 0
+        hangs: tuple[int, ...] = ()
+
+        async def make_envs(self) -> Sequence[Env]:
+            self.num_made += 1
+            await asyncio.sleep(60.0 if self.num_made in self.hangs else 0.0)
+            return [CountingEnv(seat, fails=always(KeyError()) if seat == 1 else lambda: None) for seat in range(2)]
+
+    never, again = Slow(CountingEnv, 2), Slow(CountingEnv, 2)
+    never.hangs, again.hangs = (1,), (2,)
+    on_error = MinViableGroup(min_successful=1, max_retries=1, timeout_s=0.05)
+    rollouts = asyncio.run(do_rollouts([never, Table(CountingEnv, 1), again], echo, on_error))
+    assert [len(group.trajectories_G) for _, group in rollouts.owned_groups_P] == [1, 1]
+    assert rollouts.num_errors == {"TimeoutError": 2, "KeyError": 1}
+    assert (rollouts.num_groups_skipped, rollouts.num_rollouts_dropped) == (1, 1)
+
+
+async def cancel_themselves(*_: object, **__: object) -> NoReturn:
+    raise asyncio.CancelledError("of what it waited for")
+
+
+def test_a_cancellation_that_nobody_asked_for_is_a_failure_wherever_it_comes_from():
+    class Cancelled(CountingEnv):
+        step = cancel_themselves
+
+    class Grader(Table):
+        compute_group_rewards = cancel_themselves
+
+    on_error = MinViableGroup(max_retries=1)
+    for builder in (Table(Cancelled, 1), Grader(CountingEnv, 1)):
+        rollouts = asyncio.run(do_rollouts([builder, Table(CountingEnv, 1)], echo, on_error))
+        assert (len(rollouts.owned_groups_P), rollouts.num_groups_skipped) == (1, 1)
+    with pytest.raises(EnvError, match="what it waited for was cancelled"):
+        asyncio.run(do_rollouts([Table(Cancelled, 1)], echo))
+    with pytest.raises(RuntimeError, match="what it waited for was cancelled"):
+        asyncio.run(do_rollouts([Table(CountingEnv, 1)], cancel_themselves))
 
 
 @pytest.mark.parametrize(

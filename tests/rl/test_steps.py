@@ -192,6 +192,18 @@ def test_metrics_are_of_all_groups_under_their_own_tags_and_data_of_those_that_t
         [0, 0.5],
     ]
     assert [metadata.group_idx for metadata in batch.metadata_D] == [0, 0, 1, 1]
+    assert (batch.metrics["filter/groups_removed"], batch.metrics["filter/all_constant"]) == (1, 0)
+
+
+def test_a_batch_without_a_gradient_is_still_a_step_and_metrics_say_so():
+    groups = [owned("easy", 1, 1), owned("hard", 0, 0, 0)]
+    batch = asyncio.run(prepare_minibatch(groups, removes_constant_reward_groups=True))
+    assert (batch.metrics["filter/groups_removed"], batch.metrics["filter/all_constant"]) == (1, 1)
+    assert len(batch.data_D) == 2
+    assert not any(datum.loss_fn_inputs["advantages"].array.any() for datum in batch.data_D)
+    unfiltered = asyncio.run(prepare_minibatch(groups))
+    assert len(unfiltered.data_D) == 5
+    assert not any(name.startswith("filter/") for name in unfiltered.metrics)
 
 
 def test_the_chosen_estimator_is_what_reaches_the_data():
@@ -210,6 +222,14 @@ def test_a_penalty_joins_the_advantages_and_is_reported(tmp_path: Path):
     assert "kl_policy_base" in batch.metrics
     # Both answers are the same token, so that the penalty, centred, is nothing.
     assert [datum.loss_fn_inputs["advantages"].tolist()[1] for datum in batch.data_D] == pytest.approx([-0.5, 0.5])
+
+
+def test_penalties_are_not_discounted_and_updates_not_divided_unless_told_so(tmp_path: Path):
+    with trainer_in(tmp_path) as (service, trainer):
+        base = service.create_sampling_client(base_model="any/name").result()
+        assert KLPenalty(base, 0.5) == KLPenalty(base, 0.5, discount=0.0)
+        asyncio.run(ppo_update(data(1, -1), trainer, 0.1))
+        assert [call.verb for call in service.calls].count("optim_step") == 4
 
 
 def test_a_group_that_teaches_nothing_is_none_unless_it_is_asked_for():
@@ -236,6 +256,13 @@ def test_a_checkpoint_is_saved_where_one_is_due_and_names_the_next_batch(tmp_pat
         ("000002", 2, True),
         ("000004", 4, True),
     ]
+
+
+def test_the_first_batch_is_saved_by_nobody_and_the_next_where_each_one_is(tmp_path: Path):
+    with trainer_in(tmp_path) as (_, trainer):
+        for i_batch in range(2):
+            asyncio.run(save_checkpoint_and_get_sampling_client(trainer, i_batch, tmp_path / "run", save_every=1))
+    assert [record.batch for record in load_checkpoints_file(tmp_path / "run")] == [1]
 
 
 def test_a_resumed_loop_does_not_save_what_it_was_resumed_from(tmp_path: Path):

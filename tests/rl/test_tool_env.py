@@ -89,6 +89,17 @@ def test_the_last_turn_allowed_is_played_and_graded():
     assert (second.reward, second.episode_done, second.stop_reason) == (5.0, True, StopReason.MAX_TURNS)
 
 
+def test_five_turns_are_allowed_unless_told_otherwise():
+    env = AgentToolMessageEnv([Adder()], START, number_of_messages)
+    asyncio.run(env.initial_observation())
+    assert [asyncio.run(env.step(calls("1"))).episode_done for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_metrics_of_the_calls_of_a_turn_are_summed_whichever_call_has_them():
+    [result] = play(calls("1", "bad", "2"))
+    assert (result.metrics["added"], result.metrics["tool_errors"]) == (3, 1)
+
+
 def test_a_call_of_no_tool_or_with_bad_arguments_is_told_to_the_policy():
     unknown, bad = play(calls("1", name="subtract"), calls("bad"))
     assert texts(unknown)[-1] == "Error: there is no tool 'subtract'; there are: add"

@@ -1,16 +1,20 @@
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from renderers.families import qwen3_image_processor
 from renderers.languages import chat, chatml, save, thinking
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers.base import TrainOnWhat
+from stovetop.renderers.images import image_part
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.supervised.data import (
     ChatDataset,
@@ -133,6 +137,12 @@ def test_weights_of_an_example_sum_to_one_unless_told_otherwise() -> None:
     assert sum(weights(conversation_to_datum(messages, RENDERER, None, reduction="sum"))) == 5
 
 
+def test_weights_that_have_no_mean_are_refused() -> None:
+    for of_tokens in ([0, 1, -1], [0, np.nan, 1]):
+        with pytest.raises(InvalidRequest, match="needs weights with a positive sum"):
+            datum_from_model_input_weights(ModelInput.from_ints([1, 2, 3]), of_tokens, reduction="mean")
+
+
 def test_a_misspelt_reduction_is_refused() -> None:
     with pytest.raises(UnknownName, match="did you mean 'mean'"):
         conversation_to_datum(chat("q", "a"), RENDERER, None, reduction="means")  # pyright: ignore[reportArgumentType]  the point
@@ -155,6 +165,9 @@ def test_chats_that_had_to_be_cut_are_counted_in_the_log(caplog: pytest.LogCaptu
     data = conversations_to_data([chat("q", "a" * 100), chat("q", "a")], RENDERER, 80)
     assert [one.model_input.length for one in data] == [79, 22]
     assert caplog.messages == ["1 of 2 examples have more than max_length=80 tokens, and lost their end"]
+    caplog.clear()
+    conversations_to_data([chat("q", "a")], RENDERER, 23)  # just as many as it has
+    assert caplog.messages == []
 
 
 # ---- datasets ----------------------------------------------------------------------------------------------------
@@ -286,6 +299,28 @@ def test_a_line_without_messages_is_refused(tmp_path: Path, config: ChatDatasetB
 
 def test_the_mode_of_training_is_the_configs(config: ChatDatasetBuilderCommonConfig) -> None:
     assert config.train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES
+
+
+def test_chats_with_images_become_data_that_hold_as_many_positions_as_the_models_processor_says(tmp_path: Path) -> None:
+    save(chatml(), tmp_path)
+    qwen3_image_processor().save_pretrained(tmp_path)
+    content = [image_part(Image.new("RGB", (200, 120))), {"type": "text", "text": "What is it?"}]
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": content}, *chat("q", "a")[1:]]}) + "\n")
+    config = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=str(tmp_path),
+        renderer_name="qwen3_vl",
+        batch_size=1,
+        model_name_for_images=str(tmp_path),
+    )
+    dataset, _ = FromConversationFileBuilder(common_config=config, file_path=str(path))()
+    [datum] = dataset.get_batch(0)
+    [image] = [chunk for chunk in datum.model_input.chunks if isinstance(chunk, ImageChunk)]
+    assert image.length == 6 * 4  # of 32 pixels each way
+    assert len(targets(datum)) == len(weights(datum)) == datum.model_input.length
+    assert sum(weights(datum)) == pytest.approx(1)
+    with pytest.raises(InvalidRequest, match="image_processor"):
+        replace(config, model_name_for_images=None).renderer()
 
 
 def test_chats_of_several_files_come_in_their_shares(tmp_path: Path, config: ChatDatasetBuilderCommonConfig) -> None:

@@ -123,6 +123,11 @@ def test_a_row_that_cannot_be_data_is_named_by_its_place_in_the_stream():
         data.get_batch(0)
 
 
+@pytest.mark.parametrize("batch_size", [1, 23])
+def test_a_batch_may_be_a_single_row_or_all_there_are(batch_size: int):
+    assert [len(batch) for batch in epoch_of(dataset(batch_size=batch_size))] == [batch_size] * (23 // batch_size)
+
+
 @pytest.mark.parametrize("batch_size", [0, 24])
 def test_batches_that_cannot_be_filled_are_refused(batch_size: int):
     with pytest.raises(InvalidRequest, match=rf"1\.\.23.*: {batch_size}"):

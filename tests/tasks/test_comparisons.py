@@ -1,3 +1,7 @@
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stovetop.preference.types import Comparison, LabeledComparison
@@ -112,6 +116,19 @@ def test_instructions_without_two_responses_are_left_out(change):
     assert parse_ultrafeedback(ULTRAFEEDBACK | change) is None
 
 
+# ---- from disk -----------------------------------------------------------------------------------------------
+
+
+def test_comparisons_come_from_files_of_the_hub_on_disk_without_the_malformed_ones(tmp_path):
+    malformed = HELPSTEER3 | {"overall_preference": None}
+    pq.write_table(pa.Table.from_pylist([HELPSTEER3, malformed, HELPSTEER3]), tmp_path / "train.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (HELPSTEER3, malformed, HELPSTEER3)))
+    for source in ("train.parquet", "rows.jsonl"):
+        loaded = helpsteer3(str(tmp_path / source), test_size=1).get_labeled_comparisons()
+        assert (loaded.train, loaded.test) == ([parse_helpsteer3(HELPSTEER3)], [parse_helpsteer3(HELPSTEER3)])
+        assert loaded.num_skipped == 1
+
+
 # ---- bundled samples -----------------------------------------------------------------------------------------
 
 
@@ -129,6 +146,16 @@ def test_each_dataset_has_a_bundled_sample_that_splits_reproducibly(make, source
     assert loaded.num_skipped == num_skipped
     assert len(loaded.test) == 3
     assert loaded == make(source, test_size=3).get_labeled_comparisons()
+
+
+def test_the_datasets_of_the_hub_are_split_as_others_split_them():
+    assert [(made.source, made.test_split, made.test_size, made.shuffle_seed) for made in (
+        hhh(), helpsteer3(), ultrafeedback(),
+    )] == [
+        ("Anthropic/hh-rlhf", None, 1024, 0),
+        ("nvidia/HelpSteer3", "validation", 0, 0),
+        ("argilla/ultrafeedback-binarized-preferences", None, 1024, 0),
+    ]  # fmt: skip
 
 
 def test_a_bundled_sample_keeps_half_of_its_rows_to_train_on():

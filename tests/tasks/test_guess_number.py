@@ -127,7 +127,7 @@ def test_a_policy_learns_to_play(tmp_path: Path):
             trainer.forward_backward(shown, "cross_entropy")
             await trainer.optim_step(AdamParams(learning_rate=0.5))
         mean_rewards: list[float] = []
-        for step in range(10):
+        for step in range(9):
             groups_P = await play(step)
             mean_rewards.append(sum(sum(group.get_total_rewards()) for group in groups_P) / (2 * 16))
             data_D, _ = assemble_training_data(groups_P, compute_advantages(groups_P))

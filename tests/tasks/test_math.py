@@ -2,7 +2,10 @@ import asyncio
 import pickle
 import re
 from functools import partial
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stovetop.backends.byte_tokenizer import ByteTokenizer
@@ -72,6 +75,15 @@ def test_rows_come_in_the_schemas_of_the_known_datasets(row: dict[str, object], 
 def test_a_row_without_a_question_or_a_result_is_refused_by_its_name(row: dict[str, object]):
     with pytest.raises(InvalidRequest, match="row 0"):
         builders([row], RENDERER, 1, grade_here)
+
+
+def test_problems_come_from_files_of_the_hub_on_disk(tmp_path: Path):
+    rows = [{"question": f"{n} + {n} = ?", "answer": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train-00000-of-00001.parquet")
+    for source in (tmp_path, tmp_path / "train-00000-of-00001.parquet"):
+        [batch] = [dataset(RENDERER, grade_here, str(source), groups_per_batch=4).get_batch(0)]
+        problems = [group.env_thunk.args[0] for group in batch]
+        assert {(one.question, one.reference) for one in problems} == {(f"{n} + {n} = ?", str(2 * n)) for n in range(4)}
 
 
 def test_the_results_of_the_sample_are_those_of_its_last_steps():

@@ -55,6 +55,9 @@ def compute_divergence(
 ) -> torch.Tensor:
     """One value for each position, never below 0. Both arguments are logits or logprobs of any dtype, normalised here
     in float32: logprobs that were rounded to bfloat16 are no distributions, and between such it can be negative."""
+    if teacher_logits_NV.shape != student_logits_NV.shape:
+        shapes = tuple(teacher_logits_NV.shape), tuple(student_logits_NV.shape)
+        raise InvalidRequest(f"teacher and student need logits of the same positions and tokens; shapes: {shapes}")
     teacher_NV = torch.log_softmax(teacher_logits_NV.float(), dim=-1)
     student_NV = torch.log_softmax(student_logits_NV.float(), dim=-1)
     match divergence:
@@ -95,6 +98,8 @@ def divergence_loss_fn(divergence: Divergence) -> "CustomLossFn":
             values_N = compute_divergence(divergence, _with_rest(teacher_NK), _with_rest(student_NK))
             losses.append((weights_N * values_N).sum())
             weight += weights_N.sum().item()
+        if weight == 0:
+            raise InvalidRequest(f"none of these {len(data_D)} datums has a weight, so there is no position to learn")
         loss = torch.stack(losses).sum()
         return loss, {"divergence": loss.item() / weight}
 

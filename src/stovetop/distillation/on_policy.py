@@ -54,6 +54,10 @@ async def incorporate_teacher_kl(
 
     Reports `teacher_kl`, the mean difference over all action tokens, and `teacher_kl/dataset_<i>` over those of one
     dataset. A mean over no tokens is not reported."""
+    if without := sorted({index for _, index in sourced_D} - set(range(len(teachers)))):
+        raise InvalidRequest(
+            f"each dataset needs its teacher; there are {len(teachers)}, and data of datasets {without}"
+        )
     teacher_logprobs_D = await compute_logprobs_by(
         [teachers[index] for _, index in sourced_D], [datum for datum, _ in sourced_D]
     )

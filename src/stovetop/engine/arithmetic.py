@@ -49,6 +49,10 @@ class Arithmetic(Protocol):
         """A fresh tensor. Not differentiable: see `low_rank.adapted_linear`."""
         ...
 
+    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
+        """Adds x·Wᵀ to `out_NO`, in place. All have one dtype."""
+        ...
+
     def attention(
         self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
     ) -> Tensor:
@@ -68,6 +72,9 @@ class Fast:
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return F.linear(x, weight_OI, bias_O)
+
+    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
+        out_NO.addmm_(x_NI, weight_OI.t())
 
     def attention(
         self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
@@ -136,6 +143,9 @@ class RowExact:
         if bias_O is not None:
             out_NO += bias_O
         return out_NO.view(*x.shape[:-1], -1)
+
+    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
+        out_NO += self.linear(x_NI, weight_OI)
 
     def attention(
         self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How

@@ -74,30 +74,34 @@ def attention_gradients(
     out_SHQD: Tensor,
     d_out_SHQD: Tensor,
 ) -> AttentionGradients:
-    """Of queries, keys and values, from the outputs `out_SHQD` and their gradient."""
+    """Of queries, keys and values, from the outputs `out_SHQD` and their gradient. In at least float32 inside."""
     groups = key_SGLD.shape[1]
     d_query_SHQD = torch.empty_like(query_SHQD)
-    d_key_CLD, d_value_CLD = (torch.zeros_like(t.flatten(0, 1)) for t in (key_SGLD, value_SGLD))
+    key_CLD, value_CLD = (_precise(t.flatten(0, 1)) for t in (key_SGLD, value_SGLD))
+    d_key_CLD, d_value_CLD = torch.zeros_like(key_CLD), torch.zeros_like(value_CLD)
     for rows, num_keys in _query_chunks(query_SHQD, position_SQ, key_SGLD.shape[2]):
-        query, out, d_out = (_by_group(t[:, :, rows], groups) for t in (query_SHQD, out_SHQD, d_out_SHQD))
-        key, value = (t[:, :, :num_keys].flatten(0, 1) for t in (key_SGLD, value_SGLD))
-        hidden = _hidden(position_SQ[:, rows], num_keys, how.window, query_SHQD.shape[1] // groups)
-        scores = torch.bmm(_precise(query), _precise(key).transpose(1, 2)).mul_(how.scale)
-        bent = None
+        query, out, d_out = (_precise(_by_group(t[:, :, rows], groups)) for t in (query_SHQD, out_SHQD, d_out_SHQD))
+        key, value, query = key_CLD[:, :num_keys], value_CLD[:, :num_keys], query * how.scale
+        scores, slopes = torch.bmm(query, key.transpose(1, 2)), None
         if how.softcap is not None:
-            bent = scores.div_(how.softcap).tanh_().clone()
-            scores.mul_(how.softcap)
+            bent = scores.div_(how.softcap).tanh_()
+            slopes = 1 - bent.square()
+            scores = bent.mul_(how.softcap)
+        hidden = _hidden(position_SQ[:, rows], num_keys, how.window, query_SHQD.shape[1] // groups)
         scores.unflatten(0, (-1, groups)).masked_fill_(hidden, -math.inf)
         weights = _softmax(scores, how.sinks_H, groups)
-        d_value_CLD[:, :num_keys] += torch.bmm(weights.to(value.dtype).transpose(1, 2), d_out)
-        along = (_precise(d_out) * _precise(out)).sum(-1, keepdim=True)
-        d_scores = _precise(torch.bmm(d_out, value.transpose(1, 2))).sub_(along).mul_(weights).mul_(how.scale)
-        if bent is not None:
-            d_scores.mul_(bent.square_().neg_().add_(1))
-        d_scores = d_scores.to(query.dtype)
-        d_query_SHQD[:, :, rows] = torch.bmm(d_scores, key).view(d_query_SHQD[:, :, rows].shape)
+        d_value_CLD[:, :num_keys] += torch.bmm(weights.transpose(1, 2), d_out)
+        along = (d_out * out).sum(-1, keepdim=True)
+        d_scores = torch.bmm(d_out, value.transpose(1, 2)).sub_(along).mul_(weights)
+        if slopes is not None:
+            d_scores.mul_(slopes)
+        d_query = torch.bmm(d_scores, key).mul_(how.scale)
+        d_query_SHQD[:, :, rows] = d_query.view(d_query_SHQD[:, :, rows].shape).to(d_query_SHQD.dtype)
         d_key_CLD[:, :num_keys] += torch.bmm(d_scores.transpose(1, 2), query)
-    return AttentionGradients(d_query_SHQD, d_key_CLD.view_as(key_SGLD), d_value_CLD.view_as(value_SGLD))
+    d_key_SGLD, d_value_SGLD = (
+        d.view(like.shape).to(like.dtype) for d, like in ((d_key_CLD, key_SGLD), (d_value_CLD, value_SGLD))
+    )
+    return AttentionGradients(d_query_SHQD, d_key_SGLD, d_value_SGLD)
 
 
 def _softmax(scores_CRL: Tensor, sinks_H: Tensor | None, groups: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stovetop.engine.arithmetic import Arithmetic
 from stovetop.engine.low_rank import ALL, LowRank, Stacked, adapted_linear
 from stovetop.engine.packing import Segment
-from stovetop.engine.target_names import Part, part_of
+from stovetop.engine.target_names import HEAD, Part, part_of
 from stovetop.errors import InvalidRequest
 from stovetop.types import LoraConfig
 
@@ -85,10 +85,12 @@ class Rows:
 
 class Stack:
     """The factors of several adapters side by side, made when a linear first asks for them; ranks below the largest
-    are filled up with zeros, which add nothing. A copy, kept as long as the same adapters run together."""
+    are filled up with zeros, which add nothing. A copy, in the dtype in which the products run, kept as long as the
+    same adapters run together."""
 
-    def __init__(self, adapters: Sequence[AdapterWeights]) -> None:
+    def __init__(self, adapters: Sequence[AdapterWeights], dtype: torch.dtype) -> None:
         self.adapters = list(adapters)
+        self._dtype = dtype
         self._factors: dict[str, tuple[Tensor, Tensor] | None] = {}
 
     def is_of(self, adapters: Sequence[AdapterWeights]) -> bool:
@@ -106,8 +108,9 @@ class Stack:
         if some is None:
             return None
         count, rank = len(found), max(factors[0].shape[0] for factors in found if factors is not None)
-        a_KIR = some[0].new_zeros(count, some[0].shape[1], rank)
-        b_KRO = some[1].new_zeros(count, rank, some[1].shape[0])
+        dtype = some[0].dtype if name == HEAD else self._dtype  # logits are float32
+        a_KIR = some[0].new_zeros(count, some[0].shape[1], rank, dtype=dtype)
+        b_KRO = some[1].new_zeros(count, rank, some[1].shape[0], dtype=dtype)
         for index, factors in enumerate(found):
             if factors is not None:
                 a_RI, b_OR, scale = factors
@@ -159,19 +162,20 @@ def rows_by_owner(
 
 
 def stacked_rows(
-    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device, last: Stack | None
+    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], like: Tensor, last: Stack | None
 ) -> StackRows | None:
-    """The same for a stack, which is `last` if it holds the same adapters. None where there is one adapter only, or
-    where they differ so much in rows that most of the batched products would be filling."""
+    """The same for a stack, which is `last` if it holds the same adapters, else a new one with the device and dtype of
+    `like`. None where there is one adapter only, or where they differ so much in rows that most of the batched products
+    would be filling."""
     grouped = sorted(((w, rows) for w, rows in _grouped(owners, segments) if w is not None), key=lambda item: id(item[0]))
     most = max((len(rows) for _, rows in grouped), default=0)
     if len(grouped) < 2 or len(grouped) * most > 2 * sum(len(rows) for _, rows in grouped):
         return None
     adapters = [w for w, _ in grouped]
-    stack = last if last is not None and last.is_of(adapters) else Stack(adapters)
+    stack = last if last is not None and last.is_of(adapters) else Stack(adapters, like.dtype)
     rows_KM = [rows + rows[:1] * (most - len(rows)) for _, rows in grouped]
     owned_KM = [[column < len(rows) for column in range(most)] for _, rows in grouped]
-    return StackRows(stack, torch.tensor(rows_KM, device=device), torch.tensor(owned_KM, device=device))
+    return StackRows(stack, torch.tensor(rows_KM, device=like.device), torch.tensor(owned_KM, device=like.device))
 
 
 def _grouped(

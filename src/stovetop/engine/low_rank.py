@@ -3,8 +3,8 @@
 
     y = x·Wᵀ + scale·(x·Aᵀ)·Bᵀ        (Hu et al. 2021, arXiv:2106.09685)
 
-W is frozen. Factors, and everything that is computed with them, are float32 whatever the dtype of W. Rows that no
-adapter owns meet the linear as it is.
+W is frozen. The factors are float32; the products of a pass run in the dtype of y, as mixed precision has it, and the
+gradients of the factors are computed in float32. Rows that no adapter owns meet the linear as it is.
 
 Shapes: `N` rows of a pass, `M` rows of one adapter, `K` adapters, `I` inputs, `O` outputs, `R` rank.
 """
@@ -31,9 +31,13 @@ class LowRank:
     rows: slice | Tensor = field(default_factory=lambda: ALL)
 
     def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
-        """In place; the thin product x·Aᵀ, which the backward pass needs."""
-        thin_MR = arithmetic.linear(x_NI[self.rows].to(self.a_RI.dtype), self.a_RI)
-        _add(out_NO, self.rows, arithmetic.linear(thin_MR * self.scale, self.b_OR))
+        """In place; the thin product scale·x·Aᵀ, which the backward pass needs."""
+        a_RI, b_OR = self.a_RI.to(out_NO.dtype), self.b_OR.to(out_NO.dtype)
+        thin_MR = arithmetic.linear(x_NI[self.rows].to(out_NO.dtype), a_RI).mul_(self.scale)
+        if isinstance(self.rows, slice):
+            arithmetic.add_linear(out_NO[self.rows], thin_MR, b_OR)
+        else:
+            out_NO.index_add_(0, self.rows, arithmetic.linear(thin_MR, b_OR))
         return thin_MR
 
 
@@ -48,14 +52,7 @@ class Stacked:
 
     def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> None:
         low_KMO = torch.bmm(torch.bmm(x_NI[self.rows_KM].to(self.a_KIR.dtype), self.a_KIR), self.b_KRO)
-        _add(out_NO, self.rows_KM[self.owned_KM], low_KMO[self.owned_KM])
-
-
-def _add(out_NO: Tensor, rows: slice | Tensor, low_MO: Tensor) -> None:
-    if isinstance(rows, slice):
-        out_NO[rows] += low_MO
-    else:
-        out_NO.index_add_(0, rows, low_MO.to(out_NO.dtype))
+        out_NO.index_add_(0, self.rows_KM[self.owned_KM], low_KMO[self.owned_KM])
 
 
 def adapted_linear(
@@ -100,10 +97,19 @@ class _AdaptedLinear(torch.autograd.Function):
         for index, (rows, scale, thin_MR) in enumerate(zip(ctx.rows, ctx.scales, thin, strict=True)):
             a_RI, b_OR = factors[2 * index : 2 * index + 2]
             need_a, need_b = ctx.needs_input_grad[5 + 2 * index : 7 + 2 * index]
-            dy_MO = dy_NO[rows].to(a_RI.dtype)
-            d_thin_MR = (dy_MO @ b_OR) * scale
-            d_factors.append(d_thin_MR.t() @ x_NI[rows].to(a_RI.dtype) if need_a else None)
-            d_factors.append((dy_MO.t() @ thin_MR) * scale if need_b else None)
-            if dx_NI is not None:
-                _add(dx_NI, rows, d_thin_MR @ a_RI)
+            dy_MO = dy_NO[rows]
+            d_thin_MR = (dy_MO @ b_OR.to(dy_MO.dtype)).mul_(scale)
+            d_factors.append(_product(d_thin_MR, x_NI[rows], a_RI) if need_a else None)
+            d_factors.append(_product(dy_MO, thin_MR, b_OR) if need_b else None)
+            if dx_NI is None:
+                continue
+            if isinstance(rows, slice):
+                dx_NI[rows].addmm_(d_thin_MR, a_RI.to(dx_NI.dtype))
+            else:
+                dx_NI.index_add_(0, rows, d_thin_MR @ a_RI.to(dx_NI.dtype))
         return dx_NI, None, None, None, None, *d_factors
+
+
+def _product(left_MX: Tensor, right_MY: Tensor, like: Tensor) -> Tensor:
+    """leftᵀ·right, computed in the dtype of `like`: the gradient of a factor."""
+    return left_MX.to(like.dtype).t() @ right_MY.to(like.dtype)

@@ -198,7 +198,7 @@ class Sampler:
         owners = [sequence.request.prompt.weights for sequence in sequences]
         singles = [Segment(row, 1) for row in range(len(sequences))]
         if self._model.arithmetic.can_stack:
-            stacked = stacked_rows(owners, singles, self._model.device, self._stack)
+            stacked = stacked_rows(owners, singles, self._model.weight_VE, self._stack)
             self._stack = None if stacked is None else stacked.stack
             if stacked is not None:
                 return [stacked]

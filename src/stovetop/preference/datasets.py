@@ -16,7 +16,6 @@ from stovetop.datasets import Row, load_rows, shuffled, split_rows
 from stovetop.errors import InvalidRequest
 from stovetop.preference.comparison_renderer import ComparisonRenderer, ComparisonRendererFromChatRenderer
 from stovetop.preference.types import LabeledComparison, labeled_comparison_from_json
-from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.renderers.messages import Message
 from stovetop.supervised.data import (
@@ -24,9 +23,9 @@ from stovetop.supervised.data import (
     SupervisedDatasetFromRows,
     conversation_to_datum,
     datum_from_model_input_weights,
+    make_renderer,
 )
 from stovetop.supervised.logprobs import full_sequence
-from stovetop.tokenizer import get_tokenizer
 from stovetop.types import Datum, ModelInput
 
 log = logging.getLogger(__name__)
@@ -150,6 +149,8 @@ class _Split(NamedTuple):
 def _split(datum: Datum) -> _Split:
     weights_N = datum.loss_fn_inputs["weights"].array
     tokens = full_sequence(datum).to_ints()
+    if not weights_N.any():
+        raise InvalidRequest(f"an answer needs a token with a weight; this datum has none: {tokens[:20]} ...")
     start = int(np.flatnonzero(weights_N)[0])
     return _Split(tokens[: start + 1], tokens[start + 1 :], weights_N[start:].tolist())
 
@@ -215,9 +216,10 @@ class DPODatasetBuilderFromComparisons:
     renderer_name: str
     batch_size: int  # comparisons
     max_length: int | None = None  # tokens of prompt and answer; None: as long as they are
+    model_name_for_images: str | None = None  # whose image processor counts their tokens; None: there are no images
 
     def __call__(self) -> tuple[DPODataset, DPODataset | None]:
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        renderer = make_renderer(self.renderer_name, self.model_name_for_tokenizer, self.model_name_for_images)
         train, test, _ = self.comparison_builder.get_labeled_comparisons()
         return (
             DPODataset(train, self.batch_size, renderer, max_length=self.max_length),
@@ -266,7 +268,7 @@ class ChatDatasetBuilderFromComparisons:
     swap: bool = True  # each comparison to train on in both orders, so that no position is learned to be the better
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        renderer = make_renderer(self.renderer_name, self.model_name_for_tokenizer, None)
         dataset = partial(
             preference_model_dataset,
             batch_size=self.batch_size,

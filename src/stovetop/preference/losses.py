@@ -169,6 +169,15 @@ class PairLogprobs:
     lengths: Sides | None = None  # numbers of tokens, for losses that compare means
     mismatched_logratios: torch.Tensor | None = None  # policy minus reference, of answers to other prompts; for KTO
 
+    def __post_init__(self) -> None:
+        given = [sides for sides in (self.policy, self.reference, self.lengths) if sides is not None]
+        shapes = {tuple(side_P.shape) for sides in given for side_P in sides}
+        if len(shapes) > 1 or not self.policy.chosen_P.numel():  # tensors of one number would silently fit any others
+            raise InvalidRequest(
+                f"pairs need one number for each chosen and each rejected answer, and at least one pair; the shapes "
+                f"are: {sorted(shapes)}"
+            )
+
 
 class LossAndMetrics(NamedTuple):
     loss: torch.Tensor
@@ -303,6 +312,8 @@ def pair_logprobs(
         )
     policy_D = _summed(data_D, logprobs_D)
     lengths_D = torch.stack([_weights(datum).sum() for datum in data_D])
+    if without := [index for index, datum in enumerate(data_D) if not datum.loss_fn_inputs["weights"].array.any()]:
+        raise InvalidRequest(f"an answer needs a token with a weight; these datums have none: {without}")
     num_paired = 2 * len(data_D) // parts
     if reference_logprobs_D is None:
         return PairLogprobs(_sides(policy_D), lengths=_sides(lengths_D))
@@ -318,6 +329,8 @@ def pair_logprobs(
 
 
 def _summed(data_D: Sequence[Datum], logprobs_D: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(logprobs_D) != len(data_D):
+        raise InvalidRequest(f"{len(data_D)} datums need logprobs of each; there are those of {len(logprobs_D)}")
     return torch.stack([_sum_of_datum(datum, logprobs_N) for datum, logprobs_N in zip(data_D, logprobs_D, strict=True)])
 
 

@@ -8,7 +8,6 @@ Shape suffixes: `N` tokens of one example.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeVar, assert_never
@@ -231,17 +230,15 @@ def weigh(encoder: SafeEncoder, spans: Iterable[Span]) -> SupervisedExample:
                 chunks.append(piece)
                 stretches.append((piece.length, 0.0))
                 texts = []
-            elif texts and texts[-1].weight == weight:
-                texts[-1].pieces.append(piece)
+            elif texts and texts[-1][1] == weight:
+                texts[-1][0].append(piece)
             elif piece:
-                texts.append(_Weighted([piece], weight))
+                texts.append(([piece], weight))
     _encode_texts(encoder, texts, chunks, stretches)
     return SupervisedExample(ModelInput(chunks), _weights(stretches))
 
 
-class _Weighted(NamedTuple):
-    pieces: list[str]
-    weight: float
+_Weighted = tuple[list[str], float]  # the pieces of a text, and its weight
 
 
 def _encode_texts(
@@ -251,11 +248,11 @@ def _encode_texts(
     stretches: list[tuple[int, float]],
 ) -> None:
     """Neighbouring texts of different weights become one chunk."""
-    parts = encoder.encode_parts(["".join(text.pieces) for text in texts]) if texts else []
-    tokens = list(chain.from_iterable(parts))
-    if tokens:
-        chunks.append(EncodedTextChunk(tokens))
-        stretches += [(len(part), text.weight) for part, text in zip(parts, texts, strict=True)]
+    parts = encoder.encode_parts(["".join(pieces) for pieces, _ in texts]) if texts else []
+    chunk = EncodedTextChunk(chain.from_iterable(parts))
+    if chunk.tokens:
+        chunks.append(chunk)
+        stretches += [(len(part), weight) for part, (_, weight) in zip(parts, texts, strict=True)]
 
 
 def _weights(stretches: Sequence[tuple[int, float]]) -> npt.NDArray[np.float32]:
@@ -282,8 +279,7 @@ def require_trained(
 # ---- families that write each message by itself ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RenderContext:
+class RenderContext(NamedTuple):
     """Where in its chat a message stands."""
 
     idx: int
@@ -294,8 +290,7 @@ class RenderContext:
     in_last_assistant_turn: bool  # after the last user message
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedMessage:
+class RenderedMessage(NamedTuple):
     """One message as text: who speaks, what they say up to the end of the turn, and what of the stop sequence lies
     beyond that (`stop_overlap`: written, and trained with the output, only after the last message)."""
 

@@ -30,6 +30,7 @@ from stovetop.renderers.base import (
     supervised_example,
     supervised_examples,
 )
+from stovetop.renderers.markup import protected_call
 from stovetop.renderers.messages import (
     ContentPart,
     Message,
@@ -47,14 +48,14 @@ from stovetop.renderers.messages import (
     require_kinds,
 )
 from stovetop.renderers.streaming import MessageDelta
-from stovetop.renderers.tool_calls import parsed_call, require_objects
+from stovetop.renderers.tool_calls import HARMONY, require_objects
 from stovetop.renderers.typescript import declare_functions
 from stovetop.tokenizer import SafeEncoder, named
 from stovetop.types import ModelInput
 
 ReasoningEffort = Literal["low", "medium", "high"]
 
-START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", HARMONY.channel, "<|constrain|>", HARMONY.message
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 
 _CALLS_GO_WHERE = "Calls to these tools must go to the commentary channel: 'functions'."
@@ -65,7 +66,6 @@ _OPENINGS: dict[Role, str] = {
     "assistant": f"{START}assistant",
     "tool": f"{START}{_TOOLS}.",
 }
-_RECIPIENT = re.compile(r" to=(functions\.)?([^\s<]*)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w*)")
 _TAGS_OF_HEADERS = re.compile(f"({'|'.join(map(re.escape, (START, CHANNEL, CONSTRAIN)))})")
 
@@ -157,7 +157,7 @@ class GptOssRenderer:
                     said = self._said(message, shows_thinking=context.idx > last_answer)
                     ends = CALL if calls_tools(message) else ending if context.is_last else END
                     rendered = RenderedMessage(_OPENINGS["assistant"], (said, ends))
-            return rendered if context.idx else replace(rendered, header=self._system(messages) + rendered.header)
+            return rendered if context.idx else rendered._replace(header=self._system(messages) + rendered.header)
 
         return render_messages(render, messages)
 
@@ -200,11 +200,8 @@ class GptOssRenderer:
         if shows_thinking:
             thinking = [part["thinking"] for part in ensure_list(message["content"]) if part["type"] == "thinking"]
             sections += [f"{CHANNEL}analysis{MESSAGE}{protect(thought)}" for thought in thinking]
-        calls = [
-            f" to=functions.{protect(call.function.name)}{CHANNEL}commentary json{MESSAGE}"
-            f"{protect(call.function.arguments)}"
-            for call in message.get("tool_calls", ())
-        ] + [self._as_written(call) for call in message.get("unparsed_tool_calls", ())]
+        calls = [HARMONY.encode(protected_call(call, self._encoder)) for call in message.get("tool_calls", ())]
+        calls += [self._as_written(call) for call in message.get("unparsed_tool_calls", ())]
         text = self._text(message)
         if text or not calls:
             sections.append(f"{CHANNEL}{'commentary' if calls else 'final'}{MESSAGE}{text}")
@@ -247,8 +244,7 @@ class _Section(NamedTuple):
     """A stretch of an answer, from a header to what ends it."""
 
     header: str
-    text: str
-    has_text: bool  # the header is complete
+    text: str | None  # None: the header was cut off
     is_ended: bool
 
 
@@ -263,10 +259,10 @@ def _sections(answer: Sequence[int], tokenizer: Tokenizer, *, is_ended: bool) ->
     sections: list[_Section] = []
     for index, part in enumerate(parts):
         at = part.index(message) if message in part else len(part)
-        header, text = tokenizer.decode(part[:at]), tokenizer.decode(part[at + 1 :])
-        header = header.removeprefix(_OPENINGS["assistant"])
+        header = tokenizer.decode(part[:at]).removeprefix(_OPENINGS["assistant"])
+        text = tokenizer.decode(part[at + 1 :]) if at < len(part) else None
         if part:
-            sections.append(_Section(header, text, at < len(part), is_ended or index < len(parts) - 1))
+            sections.append(_Section(header, text, is_ended or index < len(parts) - 1))
     return sections
 
 
@@ -296,14 +292,9 @@ def _message(sections: Sequence[_Section]) -> Message:
 
 
 def _read(section: _Section) -> ContentPart | ToolCall | UnparsedToolCall | None:
-    raw_text = f"{section.header}{MESSAGE}{section.text}" if section.has_text else section.header
-    if recipient := _RECIPIENT.search(section.header):
-        if not section.is_ended or not section.has_text:
-            return UnparsedToolCall(raw_text, "the call is never ended")
-        if not recipient[1]:
-            return UnparsedToolCall(raw_text, f"only functions can be called: {recipient[2]!r}")
-        return parsed_call(recipient[2], section.text, raw_text)
-    if not section.has_text:
+    if call := HARMONY.decode(section.header, section.text, is_ended=section.is_ended):
+        return call
+    if section.text is None:
         is_speech = CHANNEL not in section.header and START not in section.header
         return TextPart(type="text", text=section.header) if is_speech and section.header else None
     channel = _CHANNEL.search(section.header)

@@ -117,7 +117,7 @@ class KimiK2Renderer:
         def render(message: Message, context: RenderContext) -> RenderedMessage:
             rendered = self._render(message, context.idx, shows_thinking=context.idx > last_answer)
             lacks_system = context.idx == first and message["role"] != "system"
-            return replace(rendered, header=_default_system() + rendered.header) if lacks_system else rendered
+            return rendered._replace(header=_default_system() + rendered.header) if lacks_system else rendered
 
         return render_messages(render, messages)
 

@@ -302,13 +302,13 @@ def _length_of_begun_tag(tags: Sequence[str], text: str) -> int:
 def written_calls(message: Message, encoder: SafeEncoder, call_format: ToolCallFormat, *, has_text: bool) -> str:
     """The calls of a message as they follow its text, if it `has_text`. Those that failed to be calls come last, as the
     model wrote them."""
-    written = call_format.encode([_protected(call, encoder) for call in message.get("tool_calls", ())], has_text)
+    written = call_format.encode([protected_call(call, encoder) for call in message.get("tool_calls", ())], has_text)
     for call in message.get("unparsed_tool_calls", ()):
         separator = call_format.separator if has_text or written else ""
         written += separator + encoder.protect_own(call.raw_text)
     return written
 
 
-def _protected(call: ToolCall, encoder: SafeEncoder) -> ToolCall:
+def protected_call(call: ToolCall, encoder: SafeEncoder) -> ToolCall:
     name, arguments = encoder.protect(call.function.name), encoder.protect(call.function.arguments)
     return ToolCall(FunctionCall(name, arguments), None if call.id is None else encoder.protect(call.id))

@@ -229,3 +229,36 @@ KIMI = Sections(
     end_call="<|tool_call_end|>",
     head_is_id=True,
 )
+
+
+# ---- gpt-oss -------------------------------------------------------------------------------------------------------
+
+_RECIPIENT = re.compile(r" to=(functions\.)?([^\s<]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """A message of its own for each call: ` to=functions.get_weather`, the channel, what the arguments are written in,
+    and the arguments. Calls have no ids."""
+
+    channel: str
+    message: str
+
+    def encode(self, call: ToolCall) -> str:
+        """What follows the assistant's name, without what ends the message."""
+        return f" to=functions.{call.function.name}{self.channel}commentary json{self.message}{call.function.arguments}"
+
+    def decode(self, header: str, arguments: str | None, *, is_ended: bool) -> ToolCall | UnparsedToolCall | None:
+        """A message as a call; None if it is to nobody. Without arguments, its header was cut off."""
+        recipient = _RECIPIENT.search(header)
+        if recipient is None:
+            return None
+        raw_text = header if arguments is None else f"{header}{self.message}{arguments}"
+        if arguments is None or not is_ended:
+            return UnparsedToolCall(raw_text, "the call is never ended")
+        if not recipient[1]:
+            return UnparsedToolCall(raw_text, f"only functions can be called: {recipient[2]!r}")
+        return parsed_call(recipient[2], arguments, raw_text)
+
+
+HARMONY = Channels(channel="<|channel|>", message="<|message|>")

@@ -83,7 +83,8 @@ def remove_constant_reward_groups(
     """Leaves out the groups whose rewards are all equal: their advantages are zero, they teach nothing.
 
     Each group comes, stays and goes with its owner: its builder, or whatever else belongs to it. If no group would be
-    left the first one stays, so that a batch is never empty.
+    left the first one stays, so that a batch is never empty: each batch is one step of the optimizer, and policies are
+    numbered by steps. That step has no gradient, and moves the weights by what is left of earlier ones.
     """
     mixed_P = [(owner, group) for owner, group in owned_groups_P if not all_same(group.get_total_rewards())]
     if owned_groups_P and not mixed_P:

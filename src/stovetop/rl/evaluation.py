@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stovetop.client import SamplingClient
 from stovetop.rl.metrics import compute_trajectory_metrics
 from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
-from stovetop.rl.types import EnvGroupBuilder
+from stovetop.rl.types import EnvGroupBuilder, RLDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,19 @@ class RLTestSetEvaluator:
     `compute_trajectory_metrics` says of them under `<name>/`. The first failure is raised: a test set with holes in it
     would give numbers that do not compare."""
 
-    builders_P: Sequence[EnvGroupBuilder]
+    dataset: RLDataset | Sequence[EnvGroupBuilder]  # all batches of a test set, or its groups
     max_tokens: int
     temperature: float = 1.0
     name: str = "test"
     seed: int | None = None  # of the answers; None: fresh ones each time
 
     async def __call__(self, client: SamplingClient) -> dict[str, float]:
+        if isinstance(self.dataset, Sequence):
+            builders_P = self.dataset
+        else:
+            builders_P = [builder for index in range(len(self.dataset)) for builder in self.dataset.get_batch(index)]
         policy = SamplingPolicy(client, self.max_tokens, self.temperature, self.seed)
-        rollouts = await do_rollouts(self.builders_P, policy)
+        rollouts = await do_rollouts(builders_P, policy)
         groups_P = [group for _, group in rollouts.owned_groups_P]
-        metrics = compute_trajectory_metrics(groups_P, [builder.logging_tags() for builder in self.builders_P])
+        metrics = compute_trajectory_metrics(groups_P, [builder.logging_tags() for builder in builders_P])
         return {f"{self.name}/{name}": value for name, value in metrics.items()}

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stovetop.client import SamplingClient
+from stovetop.errors import InvalidRequest
 from stovetop.rl.advantages import Floats, discounted_future_sum_vectorized
 from stovetop.supervised.logprobs import compute_reference_logprobs
 from stovetop.types import Datum, TensorData
@@ -46,10 +47,10 @@ def kl_penalty(
     A discount above 0 gives each token also the penalties of the later ones of its datum, by discount^distance.
     """
     is_masked_D = [np.asarray(mask) != 0 for mask in masks_D]
-    kept_D = [
-        np.where(is_masked, np.asarray(difference, np.float64), 0.0)
-        for is_masked, difference in zip(is_masked_D, differences_D, strict=True)
-    ]
+    kept_D: list[Floats] = []
+    for index, (is_masked, difference) in enumerate(zip(is_masked_D, differences_D, strict=True)):
+        _check_positions(index, differences=difference, mask=is_masked)
+        kept_D.append(np.where(is_masked, np.asarray(difference, np.float64), 0.0))
     num_tokens = sum(int(is_masked.sum()) for is_masked in is_masked_D)
     mean = sum(float(kept.sum()) for kept in kept_D) / num_tokens if num_tokens else np.nan
     advantages_D: list[Floats] = []
@@ -63,14 +64,23 @@ def kl_penalty(
 
 def add_to_advantages(data_D: Sequence[Datum], added_D: Sequence[Numbers]) -> list[Datum]:
     """The same data with these numbers added to its advantages."""
-    return [
-        Datum(datum.model_input, datum.loss_fn_inputs | {"advantages": _sum(datum.loss_fn_inputs["advantages"], added)})
-        for datum, added in zip(data_D, added_D, strict=True)
-    ]
+    summed_D: list[Datum] = []
+    for index, (datum, added) in enumerate(zip(data_D, added_D, strict=True)):
+        advantages = datum.loss_fn_inputs["advantages"]
+        _check_positions(index, advantages=advantages.array, added=added)
+        summed_D.append(Datum(datum.model_input, datum.loss_fn_inputs | {"advantages": _sum(advantages, added)}))
+    return summed_D
 
 
 def _sum(tensor: TensorData, added: Numbers) -> TensorData:
     return TensorData(np.add(tensor.array, np.asarray(added)), "float32")
+
+
+def _check_positions(index: int, **numbers: Numbers) -> None:
+    """Arrays of one number would silently fit any others."""
+    shapes = {name: np.shape(one) for name, one in numbers.items()}
+    if len(set(shapes.values())) > 1:
+        raise InvalidRequest(f"datum {index} needs as many of each as it has positions; it has: {shapes}")
 
 
 class PenalisedData(NamedTuple):

@@ -33,8 +33,8 @@ class TerminationRewardPolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
     """Of one episode; None is no limit. An answer is cut off where a limit of tokens is reached. The others are looked
-    at after each turn, which is played to its end. Time may run out in the middle of a turn: that turn is left out, and
-    an episode without any other fails.
+    at after each turn, which is played to its end. Time, of the episode or of an answer, may run out in the middle of a
+    turn: then the episode ends without that turn, and one without any other fails.
     """
 
     max_turns: int | None = None
@@ -43,6 +43,7 @@ class RolloutLimits:
     max_tool_calls: int | None = None  # as environments report them
     max_turn_tokens: int | None = None  # one answer
     rollout_timeout_s: float | None = None
+    sampling_turn_timeout_s: float | None = None  # of one answer
     rewards: TerminationRewardPolicy = TerminationRewardPolicy()
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class RolloutLimits:
             max_tool_calls=self.max_tool_calls,
             max_turn_tokens=self.max_turn_tokens,
             rollout_timeout_s=self.rollout_timeout_s,
+            sampling_turn_timeout_s=self.sampling_turn_timeout_s,
         )
 
     def answer_budget(self, played: "Played") -> int | None:
@@ -66,16 +68,16 @@ class RolloutLimits:
         return min((budget for budget in budgets if budget is not None), default=None)
 
     def reached(self, played: "Played") -> StopReason | None:
-        """Which limit ends an episode that has played so far, if any."""
-        room = _minus(self.max_trajectory_tokens, played.num_observed)
-        at_limit = {
-            StopReason.MAX_TURNS: played.num_turns == self.max_turns,
-            StopReason.MAX_TOOL_CALLS: self.max_tool_calls is not None and played.num_tool_calls >= self.max_tool_calls,
-            StopReason.MAX_SAMPLED_TOKENS: played.num_sampled == self.max_sampled_tokens,
-            StopReason.MAX_TOKENS: played.num_in_last_turn == self.max_trajectory_tokens,
-            StopReason.CONTEXT_OVERFLOW: room is not None and room < 1,
+        """Which limit ends an episode that has played so far, if any. A policy may have gone past one: it is asked for
+        so many tokens, not made to keep to them."""
+        left = {
+            StopReason.MAX_TURNS: _minus(self.max_turns, played.num_turns),
+            StopReason.MAX_TOOL_CALLS: _minus(self.max_tool_calls, played.num_tool_calls),
+            StopReason.MAX_SAMPLED_TOKENS: _minus(self.max_sampled_tokens, played.num_sampled),
+            StopReason.MAX_TOKENS: _minus(self.max_trajectory_tokens, played.num_in_last_turn),
+            StopReason.CONTEXT_OVERFLOW: _minus(self.max_trajectory_tokens, played.num_observed),
         }
-        return next((reason for reason, is_reached in at_limit.items() if is_reached), None)
+        return next((reason for reason, number in left.items() if number is not None and number < 1), None)
 
 
 NO_LIMITS = RolloutLimits()
@@ -95,7 +97,7 @@ class Played(NamedTuple):
 class ParseErrorPolicy:
     """What happens when an answer cannot be read, in environments that do not end there."""
 
-    max_consecutive: int = 2  # in a row that are forgiven; the next one ends the episode with failed_parse_reward
+    max_consecutive: int = 0  # in a row that are forgiven; the next one ends the episode with failed_parse_reward
     penalty: float = 0.0  # added to the rewards for each that is forgiven
     reply: str = "That answer could not be read. Please answer again, in the right form."  # what the policy then sees
     mask_error_turns: bool = False  # leave their tokens out of training

@@ -31,6 +31,9 @@ class MessageStepResult:
     num_tool_calls: int = 0  # that the message made
 
 
+FORGIVING = ParseErrorPolicy(max_consecutive=2)
+
+
 class MessageEnv(Protocol):
     """One episode in messages, used once. It holds plain data, so that it pickles."""
 
@@ -56,7 +59,7 @@ class EnvFromMessageEnv:
     max_generation_tokens: int | None = None  # room that an answer needs; None: one token
     context_overflow_reward: float = -0.1  # added when the chat outgrows that, or an answer is cut off
     terminate_on_length: bool = True  # an answer that is cut off ends the episode; False: it is read as it is
-    parse_errors: ParseErrorPolicy = field(default_factory=ParseErrorPolicy)
+    parse_errors: ParseErrorPolicy = FORGIVING
     _messages: list[Message] = field(init=False, default_factory=list[Message])
     _observation: ModelInput = field(init=False, default_factory=ModelInput.empty)
     _num_parse_errors: int = field(init=False, default=0)  # in a row

@@ -18,6 +18,8 @@ from stovetop.types import Datum, TensorData
 
 GOOD_REWARD = 0.5  # a trajectory of at least this total reward counts as good
 
+_NO_GROUP = "there is no group to describe: groups_P is empty"
+
 
 def compute_kl_sample_train(data_D: Sequence[Datum], training_logprobs_D: Sequence[TensorData]) -> dict[str, float]:
     """The gap between the sampler's logprobs q and the trainer's p of the same action tokens, and the entropy.
@@ -90,6 +92,8 @@ RL_STEP_FIELDS = {
 def rl_step_fields(groups_P: Sequence[TrajectoryGroup], metrics: Mapping[str, float]) -> dict[str, float]:
     """The fields of the event rl.step: mean and standard deviation of the rewards, and of RL_STEP_FIELDS those that
     there are."""
+    if not groups_P:
+        raise InvalidRequest(_NO_GROUP)
     rewards_PG = [reward for group in groups_P for reward in group.get_total_rewards()]
     return {
         "reward_mean": float(np.mean(rewards_PG)),
@@ -130,7 +134,7 @@ def dict_mean(dicts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _group_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """An environment's own metrics are averaged over the turns, or trajectories, that report them."""
     if not groups_P:
-        raise InvalidRequest("there is no group to describe: groups_P is empty")
+        raise InvalidRequest(_NO_GROUP)
     trajectories_PG = [trajectory for group in groups_P for trajectory in group.trajectories_G]
     turns = [transition for trajectory in trajectories_PG for transition in trajectory.transitions]
     num_action_tokens = sum(len(turn.ac.tokens) for turn in turns)

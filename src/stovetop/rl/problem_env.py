@@ -73,7 +73,7 @@ class ProblemEnv:
 
     def _grade(self, text: str, ended: bool) -> Grade:
         try:
-            grade = Grade(bool(self.problem.check_answer(text)), bool(self.problem.check_format(text)))
+            grade = Grade(_checked(self.problem.check_answer(text)), _checked(self.problem.check_format(text)))
         except Exception as error:
             raise GradeError(f"{type(self.problem).__name__} could not grade the answer {text!r}: {error!r}") from error
         if ended:
@@ -87,6 +87,13 @@ class ProblemEnv:
                 return Grade(correct=False, well_formed=False)
             case _:
                 assert_never(self.truncated)
+
+
+def _checked(answer: bool) -> bool:
+    """What a check that forgot to return, or returned no truth value, says is no grade."""
+    if answer not in (True, False):
+        raise TypeError(f"a check must return True or False: {answer!r}")
+    return bool(answer)
 
 
 @dataclass(frozen=True, slots=True)

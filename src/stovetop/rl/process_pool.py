@@ -70,11 +70,10 @@ class WorkerPool:
             raise
 
     def close(self) -> None:
-        """Ends all processes, whatever they are doing. Calls that waited are cancelled."""
+        """Ends all processes, whatever they are doing. Calls that waited for one are refused."""
         with self._lock:
             self._closed = True
             workers = list(self._all)
-        self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
         self._threads.shutdown(wait=True)
@@ -95,6 +94,8 @@ class WorkerPool:
 
     def _carry_out(self, call: "_Call") -> object:
         """On one of the threads. A worker that answered is idle again; one that did not is ended and forgotten."""
+        if self._closed:
+            raise WorkerDied(f"the pool of worker processes was closed before {call.name} began")
         worker = self._take_idle() or self._start_worker()
         with self._lock:
             if call.cancelled:  # while its worker started

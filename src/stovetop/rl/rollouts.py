@@ -132,16 +132,14 @@ async def do_single_rollout(
     """Plays until the environment says it is done, or a limit is reached. What the environment raises becomes an
     EnvError that begins with `name` and says where it happened; what the policy raises stays as it is."""
     episode = _Episode(f"{name}: {type(env).__name__}")
-    deadline = asyncio.timeout(limits.rollout_timeout_s)
-    try:
-        async with deadline:
-            stop_reason = await _play(policy, env, episode, limits)
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        if not episode.transitions:
-            raise EnvError(f"{episode.where} had no turn within {limits.rollout_timeout_s} s") from error
+    stop_reason = await _or_none_in(limits.rollout_timeout_s, _play(policy, env, episode, limits))
+    if stop_reason is None:
         stop_reason = StopReason.ROLLOUT_TIMEOUT
+    if not episode.transitions:
+        times = (
+            f"rollout_timeout_s={limits.rollout_timeout_s}, sampling_turn_timeout_s={limits.sampling_turn_timeout_s}"
+        )
+        raise EnvError(f"{episode.where} had no turn in time: {times}") from TimeoutError(times)
     if not episode.transitions[-1].episode_done:
         episode.transitions = [
             replace(turn, reward=limits.rewards.on_limit(turn.reward)) for turn in episode.transitions
@@ -180,7 +178,10 @@ async def _play(policy: TokenCompleter, env: Env, episode: _Episode, limits: Rol
         )
     while True:
         observation = episode.observation
-        action = await policy(observation, stop, max_tokens=limits.answer_budget(episode.played()))
+        answer = policy(observation, stop, max_tokens=limits.answer_budget(episode.played()))
+        action = await _or_none_in(limits.sampling_turn_timeout_s, _or_error(answer))
+        if action is None:
+            return StopReason.ROLLOUT_TIMEOUT
         result = await _answer_of(env.step(action), f"{where}.step {len(episode.transitions)}")
         episode.transitions.append(
             Transition(observation, action, result.reward, result.episode_done, result.metrics, result.trainable)
@@ -291,7 +292,8 @@ def _rules(on_error: ErrorPolicy, limits: RolloutLimits) -> _Rules:
 async def _play_group(builder: EnvGroupBuilder, policy: TokenCompleter, rules: _Rules) -> _GroupOutcome:
     errors: list[Exception] = []
     try:
-        envs_G = await _make_envs(builder)
+        async with _in_time(rules.timeout_s, f"{type(builder).__name__}.make_envs"):
+            envs_G = await _make_envs(builder)
         rollouts_G = await together(
             (_play_with_retries(builder, policy, rules, index, env) for index, env in enumerate(envs_G)),
             name="rollout",
@@ -319,9 +321,9 @@ async def _play_with_retries(
     errors: list[Exception] = []
     while True:
         try:
-            if errors:
-                env = (await _make_envs(builder))[index]
             async with _in_time(rules.timeout_s, f"{name}: {type(env).__name__}"):
+                if errors:
+                    env = (await _make_envs(builder))[index]
                 trajectory = await do_single_rollout(policy, env, limits=rules.limits, name=name)
             return _RolloutOutcome(env, trajectory, errors)
         except Exception as error:
@@ -331,6 +333,17 @@ async def _play_with_retries(
             log.warning("try %d of %d failed: %s", len(errors), 1 + rules.max_retries, error)
             if len(errors) > rules.max_retries:
                 return _RolloutOutcome(env, None, errors)
+
+
+async def _or_none_in(timeout_s: float | None, answer: Awaitable[T]) -> T | None:
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            return await answer
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        return None
 
 
 @asynccontextmanager
@@ -368,9 +381,10 @@ async def _reward_group(
     ]
     try:
         async with _in_time(policy.grader_timeout_s, "it"):
-            scores = await builder.compute_group_rewards(
+            answer = builder.compute_group_rewards(
                 [trajectories_G[index] for index in graded], [played_G[index][1] for index in graded]
             )
+            scores = await _or_error(answer)
         for index, (reward, metrics) in zip(graded, scores, strict=True):
             done = trajectories_G[index].transitions[-1].episode_done
             rewards_G[index] = reward if done else policy.on_limit(reward)
@@ -382,9 +396,20 @@ async def _reward_group(
 
 async def _answer_of(answer: Awaitable[T], what: str) -> T:
     try:
-        return await answer
+        return await _or_error(answer)
     except Exception as error:
         raise EnvError(f"{what} failed: {error!r}") from error
+
+
+async def _or_error(answer: Awaitable[T]) -> T:
+    """Where the user's code waited for something that was cancelled, while nobody cancelled the rollout, that is a
+    failure like any other. As a cancellation it would end the batch without a word."""
+    try:
+        return await answer
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise RuntimeError("what it waited for was cancelled") from error
 
 
 def _kind(error: Exception) -> str:

@@ -76,10 +76,15 @@ async def prepare_minibatch(
     kl_penalty: KLPenalty | None = None,
 ) -> Minibatch:
     """From groups, each with its builder (`Rollouts.owned_groups_P`), to data. The metrics are those of all groups, of
-    those that are then left out too; `group_idx` counts the ones that are kept."""
+    those that are then left out too, which `filter/groups_removed` counts; `filter/all_constant` is 1 where none has a
+    gradient, so that one was kept for its place in the loop alone. `group_idx` counts the groups that are kept."""
     tags_P = [builder.logging_tags() for builder, _ in owned_groups_P]
     metrics = compute_trajectory_metrics([group for _, group in owned_groups_P], tags_P)
-    kept_P = remove_constant_reward_groups(owned_groups_P) if removes_constant_reward_groups else owned_groups_P
+    kept_P = owned_groups_P
+    if removes_constant_reward_groups:
+        kept_P = remove_constant_reward_groups(owned_groups_P)
+        metrics["filter/groups_removed"] = len(owned_groups_P) - len(kept_P)
+        metrics["filter/all_constant"] = float(all(all_same(group.get_total_rewards()) for _, group in kept_P))
     groups_P = [group for _, group in kept_P]
     advantages_P_G = compute_advantages(groups_P, estimator)
     if normalizes_advantages:

@@ -19,6 +19,7 @@ from stovetop.datasets import interleave, load_chats, shuffled, split_rows
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer, TrainOnWhat
+from stovetop.renderers.images import get_image_processor
 from stovetop.renderers.messages import Message
 from stovetop.tokenizer import get_tokenizer
 from stovetop.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
@@ -42,15 +43,14 @@ def create_rightshifted_model_input_and_leftshifted_targets(
 ) -> tuple[ModelInput, list[int]]:
     """Inputs without the last token, and the token that follows each input: [1, 2, 3] -> [1, 2], [2, 3]. Where an image
     follows there is no token to predict, so the target is 0, to be given weight 0. The last chunk must be text."""
-    length = sum([chunk.length for chunk in chunks])
-    if length < 2:
-        raise InvalidRequest(f"a sequence needs at least two tokens, to predict one from another: {length}")
-    *before, last = chunks
-    if isinstance(last, ImageChunk) or not last.tokens:
-        raise InvalidRequest(f"a sequence must end with text, for there is no token to predict in: {last}")
     targets: list[int] = []
     for chunk in chunks:
         targets += _tokens_or_zeros(chunk)
+    if len(targets) < 2:
+        raise InvalidRequest(f"a sequence needs at least two tokens, to predict one from another: {len(targets)}")
+    *before, last = chunks
+    if isinstance(last, ImageChunk) or not last.tokens:
+        raise InvalidRequest(f"a sequence must end with text, for there is no token to predict in: {last}")
     del targets[0]
     shortened = [last.first(-1)] if len(last.tokens) > 1 else []
     return ModelInput([*before, *shortened]), targets
@@ -58,12 +58,13 @@ def create_rightshifted_model_input_and_leftshifted_targets(
 
 def datum_from_model_input_weights(
     model_input: ModelInput,
-    weights_N: npt.NDArray[np.float32],
+    weights_N: Sequence[float] | npt.NDArray[np.floating],
     max_length: int | None = None,
     reduction: Reduction = "none",
 ) -> Datum:
     """A datum of at most `max_length` tokens, the last target included. What is over is cut from the right: images as a
     whole, and then those at the end. Weights are those of the tokens, and move with the targets."""
+    weights_N = np.asarray(weights_N, np.float32)
     if len(weights_N) != model_input.length:
         raise InvalidRequest(f"weights and tokens differ in number: {len(weights_N)}, {model_input.length}")
     kept = ModelInput(_cut(model_input.chunks, max_length))
@@ -150,11 +151,11 @@ def _reduced(weights_N: npt.NDArray[np.float32], reduction: Reduction) -> npt.ND
     match reduction:
         case "mean":
             total = float(weights_N.sum(dtype=np.float64))
-            if total <= 0:
+            if not total > 0:
                 raise InvalidRequest(f"reduction='mean' needs weights with a positive sum: {total}")
             return (weights_N / total).astype(np.float32)
         case "sum" | "none":
-            return weights_N.astype(np.float32)
+            return weights_N
         case _:
             raise UnknownName("reduction", reduction, get_args(Reduction))
 
@@ -291,6 +292,12 @@ class ChatDataset:
 # ---- configs -----------------------------------------------------------------------------------------------------
 
 
+def make_renderer(renderer_name: str, model_name_for_tokenizer: str, model_name_for_images: str | None) -> Renderer:
+    """A renderer from names. The image processor of the last counts the tokens of images; None: there are none."""
+    image_processor = None if model_name_for_images is None else get_image_processor(model_name_for_images)
+    return get_renderer(renderer_name, get_tokenizer(model_name_for_tokenizer), image_processor)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatDatasetBuilderCommonConfig:
     """What every dataset of chats needs to be told."""
@@ -300,9 +307,10 @@ class ChatDatasetBuilderCommonConfig:
     batch_size: int  # chats
     max_length: int | None = None  # tokens of one example; None: as long as it is
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    model_name_for_images: str | None = None  # whose image processor counts their tokens; None: chats have no images
 
     def renderer(self) -> Renderer:
-        return get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        return make_renderer(self.renderer_name, self.model_name_for_tokenizer, self.model_name_for_images)
 
     def dataset(self, chats: Sequence[Sequence[Message]], *, drop_last: bool) -> ChatDataset:
         return ChatDataset(

@@ -94,14 +94,17 @@ def dataset(
     grade: Grade,
     source: str = SAMPLE,
     *,
+    split: str | None = None,
+    subset: str | None = None,
     groups_per_batch: int = 8,
     group_size: int = 8,
     num_epochs: int = 1,
     seed: int = 0,
     few_shot: bool = False,
 ) -> ProblemDataset:
-    """The problems of a source, in an order that depends on the seed; of the sample, those that are not its test."""
-    rows = load_rows(source)[NUM_TEST_PROBLEMS_OF_SAMPLE if source == SAMPLE else 0 :]
+    """The problems of a source (of a hub's dataset, those of a split and a subset), in an order that depends on the
+    seed; of the sample, those that are not its test."""
+    rows = load_rows(source, split=split, subset=subset)[NUM_TEST_PROBLEMS_OF_SAMPLE if source == SAMPLE else 0 :]
     groups = builders(rows, renderer, group_size, grade, few_shot=few_shot)
     return ProblemDataset(groups, groups_per_batch, num_epochs=num_epochs, seed=seed)
 
