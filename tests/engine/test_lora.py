@@ -82,6 +82,7 @@ def adapter(rank: int, generator: torch.Generator, name: str = "x") -> AdapterWe
     return AdapterWeights(LoraConfig(rank=rank), tensors)
 
 
+@torch.no_grad()
 def test_adapters_of_different_rank_and_targets_act_on_their_own_rows_looped_or_stacked() -> None:
     generator = torch.Generator().manual_seed(0)
     linear, routing = torch.nn.Linear(6, 4, bias=False).requires_grad_(False), Routing()

@@ -28,6 +28,7 @@ def open_service(
     max_tokens_per_pass: int = 4096,
     micro_batch_invariant: bool = False,
     recompute: bool | None = None,
+    max_adapter_bytes: int | None = None,
     disk: Disk = LOCAL_DISK,
     download: Download | None = hub_download,
 ) -> InProcessServiceClient:
@@ -44,10 +45,14 @@ def open_service(
                            slower for short sequences
     recompute              activations are computed again on the way back instead of kept: less memory, one more forward
                            pass. None: if a full pass would take more than half of the memory that is free
+    max_adapter_bytes      that adapters and their optimizers may take before idle ones are moved out of the way: to files
+                           in `storage`, or from a GPU to the memory of the host. None: half of what is free
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
     """
     if max_tokens_per_pass < 1:
         raise InvalidRequest(f"max_tokens_per_pass must be positive: {max_tokens_per_pass}")
+    if max_adapter_bytes is not None and max_adapter_bytes < 0:
+        raise InvalidRequest(f"max_adapter_bytes must not be negative: {max_adapter_bytes}")
 
     def open_engine(base_model: str) -> ops.Engine:
         import torch
@@ -68,6 +73,8 @@ def open_service(
             max_tokens_per_pass=max_tokens_per_pass,
             micro_batch_invariant=micro_batch_invariant,
             recompute=recompute,
+            max_adapter_bytes=max_adapter_bytes,
+            idle_folder=folder,
             disk=disk,
         )
 

@@ -45,6 +45,10 @@ class Arithmetic(Protocol):
         and for the same reason a pass that trains holds the data of one adapter only."""
         ...
 
+    def prepack(self, weight_OI: Tensor) -> None:
+        """Makes what it needs of a frozen weight, once, when a model is loaded."""
+        ...
+
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """A fresh tensor. Not differentiable: see `low_rank.adapted_linear`."""
         ...
@@ -65,13 +69,28 @@ class Arithmetic(Protocol):
 # ---- fast ------------------------------------------------------------------------------------------------------------
 
 
+FEW_ROWS = 256  # up to which oneDNN's own layout of the weights is faster
+
+
+@dataclass(slots=True, eq=False)
 class Fast:
-    key_multiple = 1
-    row_multiple = 1
-    can_stack = True
+    """On a processor that computes in bfloat16, frozen weights are kept a second time in oneDNN's own layout
+    (`prepack`), for passes of few rows, which would spend their time on bringing weights into it."""
+
+    key_multiple: int = 1
+    row_multiple: int = 1
+    can_stack: bool = True
+    _layouts: "_Layouts" = field(default_factory=lambda: _Layouts())
+
+    def prepack(self, weight_OI: Tensor) -> None:
+        if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and _computes_in_bfloat16():
+            self._layouts.add(weight_OI)
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight_OI, bias_O)
+        layout = self._layouts.of(weight_OI)
+        if layout is None or x.numel() > FEW_ROWS * x.shape[-1]:
+            return F.linear(x, weight_OI, bias_O)
+        return torch.ops.mkldnn._linear_pointwise(x, layout, bias_O, "none", [], "")
 
     def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
         out_NO.addmm_(x_NI, weight_OI.t())
@@ -88,6 +107,10 @@ class Fast:
             return _spelled_out(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how)
 
         return _sdpa(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how.scale, is_causal=causal)
+
+
+def _computes_in_bfloat16() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _sdpa(
@@ -127,18 +150,17 @@ class RowExact:
     key_multiple: int = KEY_BLOCK
     row_multiple: int = ROW_MULTIPLE
     can_stack: bool = False
-    _packed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by id; the weight is kept alive beside it
+    _layouts: "_Layouts" = field(default_factory=lambda: _Layouts())
 
     def prepack(self, weight_OI: Tensor) -> None:
-        layout = torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROW_MULTIPLE)
-        self._packed[id(weight_OI)] = (weight_OI, layout)
+        self._layouts.add(weight_OI)
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        packed = self._packed.get(id(weight_OI))
+        packed = self._layouts.of(weight_OI)
         x_NI = x.reshape(-1, x.shape[-1])
         padding = -x_NI.shape[0] % ROW_MULTIPLE
         padded_NI = F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI.contiguous()
-        layout = weight_OI if packed is None else packed[1]
+        layout = weight_OI if packed is None else packed
         out_NO = torch.ops.mkldnn._linear_pointwise(padded_NI, layout, None, "none", [], "")[: x_NI.shape[0]]
         if bias_O is not None:
             out_NO += bias_O
@@ -151,6 +173,20 @@ class RowExact:
         self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
     ) -> Tensor:
         return row_exact(query_SHQD, key_SGLD, value_SGLD, position_SQ, how)
+
+
+class _Layouts:
+    """Weights in oneDNN's own layout, found by the weight, which is kept alive beside it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def add(self, weight_OI: Tensor) -> None:
+        self._by_id[id(weight_OI)] = (weight_OI, torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROW_MULTIPLE))
+
+    def of(self, weight_OI: Tensor) -> Tensor | None:
+        found = self._by_id.get(id(weight_OI))
+        return None if found is None else found[1]
 
 
 class WrittenOutSiLU(torch.nn.Module):

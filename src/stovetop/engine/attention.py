@@ -173,7 +173,6 @@ class PieceAttention:
         for piece in pieces:
             by_shape[piece.start, piece.length].append(piece)
         self._alike = list(by_shape.values())
-        self._slot = torch.zeros(max(piece.length for piece in pieces), dtype=torch.int64, device=device)
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
         num_heads, num_rows, _ = query_HND.shape
@@ -182,8 +181,7 @@ class PieceAttention:
             start, end = alike[0].start, alike[0].end
             position_Q = torch.arange(start, end, device=self._device)
             for piece in alike:
-                slots_Q = self._slot[: piece.length]
-                piece.cache.write(layer, slots_Q, position_Q, key_GND[:, piece.rows], value_GND[:, piece.rows])
+                piece.cache.write_run(layer, 0, start, key_GND[:, piece.rows], value_GND[:, piece.rows])
             num_keys = end + -end % self._arithmetic.key_multiple
             caches = [piece.cache.read(layer, 1, num_keys) for piece in alike]
             key_SGLD, value_SGLD = (torch.cat([cache[i] for cache in caches]) for i in (0, 1))

@@ -4,13 +4,16 @@
 A draw is the inverse of the cumulative distribution at one uniform number. That number is the row's own, so the rows of
 a batch never influence each other.
 
-Shapes: `B` rows, `V` vocabulary.
+Shapes: `B` rows, `V` vocabulary, `R` runs of `W` tokens.
 """
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+RUN = 128  # tokens
 
 
 class Drawn(NamedTuple):
@@ -20,13 +23,21 @@ class Drawn(NamedTuple):
 
 def draw(logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Drawn:
     """Temperature 0 takes the most probable token, and reports its logprob at temperature 1. top_k -1 and top_p 1 are
-    off. `uniform_B` is float64 in [0, 1)."""
+    off. `uniform_B` is float64 in [0, 1). A pass over all logits is made only where some row needs it."""
     greedy_B = temperature_B == 0
-    logprobs_BV = (logits_BV / torch.where(greedy_B, 1.0, temperature_B)[:, None]).log_softmax(-1)
-    probs_BV = logprobs_BV.exp()
-    if ((top_k_B > 0) | (top_p_B < 1)).any():
-        probs_BV = truncated(probs_BV, top_k_B, top_p_B)
-    tokens_B = torch.where(greedy_B, logprobs_BV.argmax(-1), inverse_cdf(probs_BV, uniform_B))
+    divisor_B = torch.where(greedy_B, 1.0, temperature_B)
+    if (divisor_B != 1).any():
+        logits_BV = logits_BV / divisor_B[:, None]
+    logprobs_BV = logits_BV.log_softmax(-1)
+    if greedy_B.all():
+        tokens_B = logprobs_BV.argmax(-1)
+    else:
+        probs_BV = logprobs_BV.exp()
+        if ((top_k_B > 0) | (top_p_B < 1)).any():
+            probs_BV = truncated(probs_BV, top_k_B, top_p_B)
+        tokens_B = inverse_cdf(probs_BV, uniform_B)
+        if greedy_B.any():
+            tokens_B = torch.where(greedy_B, logprobs_BV.argmax(-1), tokens_B)
     return Drawn(tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0])
 
 
@@ -43,7 +54,16 @@ def truncated(probs_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
 
 
 def inverse_cdf(probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """The first token at which the cumulative sum exceeds `uniform` times the total: never one of probability 0."""
-    cumulative_BV = probs_BV.double().cumsum(-1)
-    threshold_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
-    return torch.searchsorted(cumulative_BV, threshold_B1, right=True)[:, 0].clamp(max=probs_BV.shape[1] - 1)
+    """The first token at which the cumulative sum exceeds `uniform` times the total: never one of probability 0.
+    Cumulative sums over runs of tokens first, and then within one run."""
+    padding = -probs_BV.shape[1] % RUN
+    probs_BRW = (F.pad(probs_BV, (0, padding)) if padding else probs_BV).unflatten(1, (-1, RUN))
+    run_sums_BR = probs_BRW.sum(-1).cumsum(-1, dtype=torch.float64)
+    threshold_B1 = (uniform_B * run_sums_BR[:, -1])[:, None]
+    run_B1 = torch.searchsorted(run_sums_BR, threshold_B1, right=True).clamp_(max=run_sums_BR.shape[1] - 1)
+    before_B1 = torch.where(run_B1 > 0, run_sums_BR.gather(1, (run_B1 - 1).clamp_(min=0)), 0.0)
+    inside_BW = probs_BRW[torch.arange(len(probs_BV), device=probs_BV.device), run_B1[:, 0]]
+    cumulative_BW = inside_BW.cumsum(-1, dtype=torch.float64) + before_B1
+    place_B1 = torch.searchsorted(cumulative_BW, threshold_B1, right=True)
+    last_B1 = (RUN - 1) - inside_BW.flip(-1).gt(0).int().argmax(-1, keepdim=True)  # where rounding reaches no further
+    return (run_B1 * RUN + torch.minimum(place_B1, last_B1))[:, 0]

@@ -8,21 +8,27 @@ how samples are drawn in `sampler.py`, what runs when in `scheduler.py`.
 """
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, assert_never
 
 from stovetop.client import Tokenizer
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.engine.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
-from stovetop.engine.lora import chosen, initial_weights
+from stovetop.engine.lora import AdapterWeights, chosen, initial_weights
 from stovetop.engine.model import BaseModel
-from stovetop.engine.recompute import recompute_layers
+from stovetop.engine.recompute import free_bytes, recompute_layers
+from stovetop.engine.residency import Holder, Residency
 from stovetop.engine.sampler import Sampler
 from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training import Adapter, Job, Trainer
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ModelLimits
+
+
+SHARE_OF_ADAPTERS = 0.5  # of the memory that is free when the model is loaded
 
 
 class Engine:
@@ -35,6 +41,8 @@ class Engine:
         max_tokens_per_pass: int = 4096,
         micro_batch_invariant: bool = False,
         recompute: bool | None = None,
+        max_adapter_bytes: int | None = None,
+        idle_folder: Path | None = None,
         disk: Disk = LOCAL_DISK,
     ) -> None:
         self._model = model
@@ -43,6 +51,8 @@ class Engine:
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         self._sampler = Sampler(model)
         self._scheduler = Scheduler(max_tokens_per_pass, share_passes=model.arithmetic.can_stack)
+        limit = int(SHARE_OF_ADAPTERS * free_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes
+        self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()))
         self._numbers = itertools.count(1)
         self._disk = disk
 
@@ -52,10 +62,15 @@ class Engine:
         return ticket
 
     def step(self) -> list[ops.Finished]:
-        finished = self._run(self._scheduler.next_in_order())
-        for ticket in self._scheduler.take_sampling():
+        tickets, newcomers = self._scheduler.next_in_order(), self._scheduler.take_sampling()
+        self._residency.use(holders_of(ticket.op for ticket in (*tickets, *newcomers)))
+        finished = self._run(tickets)
+        for ticket in newcomers:
             self._sampler.add(ticket)
-        return finished + self._sample()
+        finished += self._sample()
+        self._residency.use(holders_of(done for each in finished for done in (each.ticket.op, each.result)))
+        self._residency.tidy(in_use=self._sampler.weights_in_use())
+        return finished
 
     @property
     def idle(self) -> bool:
@@ -127,6 +142,26 @@ class Engine:
         saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
         check_fits(saved.weights, self._model.targets, path)
         return saved
+
+
+def holders_of(things: Iterable[Any]) -> list[Holder]:
+    """The values with tensors that ops and their results have to do with."""
+    holders: list[Holder] = []
+    for thing in things:
+        match thing:
+            case ops.Sample() | ops.ComputeLogprobs():
+                holders += [] if thing.weights is None else [thing.weights]
+            case Adapter():
+                holders += [thing.weights, thing.moments]
+            case AdapterWeights():
+                holders.append(thing)
+            case ops.Forward() | ops.ForwardBackward() | ops.ForwardBackwardCustom() | ops.OptimStep():
+                holders += [thing.adapter.weights, thing.adapter.moments]
+            case ops.SaveAdapter() | ops.RestoreAdapter() | ops.Freeze():
+                holders += [thing.adapter.weights, thing.adapter.moments]
+            case _:
+                pass
+    return holders
 
 
 def _finished(ticket: ops.Ticket, result: Any) -> ops.Finished:

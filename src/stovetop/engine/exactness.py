@@ -20,7 +20,7 @@ from stovetop.engine.arithmetic import ROW_MULTIPLE, RotaryTable, RowExact, Writ
 from stovetop.engine.attention import CachedAttention, PackedAttention, Piece, PieceAttention
 from stovetop.engine.block_attention import KEY_BLOCK, QUERY_MULTIPLE
 from stovetop.engine.kv_cache import KVCache
-from stovetop.engine.lora import LoraLinear, Parts, Rows, initial_weights
+from stovetop.engine.lora import Parts, Rows, initial_weights
 from stovetop.engine.packing import Pack, Segment, pack
 from stovetop.types import LoraConfig
 
@@ -64,16 +64,9 @@ def _rotaries(model: nn.Module) -> list[nn.Module]:
 
 def obstacle_found(base) -> str | None:
     """Why this model does not run row-exactly here, found by trying."""
-    arithmetic, weights = base.arithmetic, [*(linear.weight for linear in _linears(base.trunk)), base.weight_VE]
-    for weight_OI in weights:
-        arithmetic.prepack(weight_OI)
     size = base.config
     head_size = getattr(size, "head_dim", None) or size.hidden_size // size.num_attention_heads
-    return broken_fact(arithmetic, weights, head_size) or broken_promise(base)
-
-
-def _linears(trunk: nn.Module) -> list[nn.Linear]:
-    return [module.base for module in trunk.modules() if isinstance(module, LoraLinear)]
+    return broken_fact(base.arithmetic, base.frozen_weights(), head_size) or broken_promise(base)
 
 
 # ---- facts -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 
 Slots 0..S-1 are in use and contiguous, so decoding reads a view. A slot that ends is filled with the last one.
 
-Shapes: `S` slots, `G` key/value heads, `L` positions, `D` head size, `M` rows of one write.
+Shapes: `S` slots, `G` key/value heads, `L` positions, `D` head size, `M` rows of one write, `T` a
+run of positions.
 """
 
 from torch import Tensor
@@ -28,6 +29,13 @@ class KVCache:
         key_SGLD, value_SGLD = self._room(layer, key_GMD, value_GMD)
         key_SGLD[slots_M, :, positions_M] = key_GMD.transpose(0, 1)
         value_SGLD[slots_M, :, positions_M] = value_GMD.transpose(0, 1)
+
+    def write_run(self, layer: int, slot: int, start: int, key_GTD: Tensor, value_GTD: Tensor) -> None:
+        """Positions [start, start + T) of one slot."""
+        key_SGLD, value_SGLD = self._room(layer, key_GTD, value_GTD)
+        end = start + key_GTD.shape[1]
+        key_SGLD[slot, :, start:end] = key_GTD
+        value_SGLD[slot, :, start:end] = value_GTD
 
     def read(self, layer: int, num_slots: int, num_positions: int) -> tuple[Tensor, Tensor]:
         """The first positions of the first slots."""

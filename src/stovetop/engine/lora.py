@@ -158,7 +158,13 @@ def rows_by_owner(
     grouped = _grouped(owners, segments)
     if len(grouped) == 1:
         return [] if owners[0] is None else [Rows(owners[0])]
-    return [Rows(w, torch.tensor(rows, device=device)) for w, rows in grouped if w is not None]
+    return [Rows(w, _slice_or_indices(rows, device)) for w, rows in grouped if w is not None]
+
+
+def _slice_or_indices(rows: list[int], device: torch.device) -> slice | Tensor:
+    if rows[-1] - rows[0] == len(rows) - 1 and rows == sorted(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)
 
 
 def stacked_rows(

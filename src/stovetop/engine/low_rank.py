@@ -59,6 +59,11 @@ def adapted_linear(
     x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parts: Sequence[LowRank | Stacked], arithmetic: Arithmetic
 ) -> Tensor:
     """A frozen linear with what `parts` add. Differentiable in x and in the factors of each `LowRank`."""
+    if not torch.is_grad_enabled():
+        out_NO = arithmetic.linear(x.flatten(0, -2), weight_OI, bias_O)
+        for part in parts:
+            part.add_to(out_NO, x.flatten(0, -2), arithmetic)
+        return out_NO.view(*x.shape[:-1], -1)
     factors = [factor for part in parts if isinstance(part, LowRank) for factor in (part.a_RI, part.b_OR)]
     out_NO = _AdaptedLinear.apply(x.flatten(0, -2), weight_OI, bias_O, parts, arithmetic, *factors)
     return out_NO.view(*x.shape[:-1], -1)
@@ -79,11 +84,12 @@ class _AdaptedLinear(torch.autograd.Function):
         *factors: Tensor,
     ) -> Tensor:
         out_NO = arithmetic.linear(x_NI, weight_OI, bias_O)
-        thin = [part.add_to(out_NO, x_NI, arithmetic) for part in parts]
+        own = [part for part in parts if isinstance(part, LowRank)]
+        assert len(own) == len(parts), "stacked adapters are for passes without gradients"
+        thin = [part.add_to(out_NO, x_NI, arithmetic) for part in own]
         if any(ctx.needs_input_grad):
-            assert not any(isinstance(part, Stacked) for part in parts), "stacked adapters are for sampling"
             ctx.save_for_backward(x_NI if factors else None, weight_OI, *factors, *thin)
-            ctx.rows, ctx.scales = [part.rows for part in parts], [part.scale for part in parts]
+            ctx.rows, ctx.scales = [part.rows for part in own], [part.scale for part in own]
         return out_NO
 
     @staticmethod

@@ -75,6 +75,11 @@ class BaseModel:
         output = self.trunk(input_ids=tokens_1N, position_ids=positions_1N, use_cache=False, attention_plan=plan)
         return output.last_hidden_state[0]
 
+    def frozen_weights(self) -> list[Tensor]:
+        """Those of every linear, and of the head."""
+        linears = [module for module in self.trunk.modules() if isinstance(module, LoraLinear)]
+        return [*(linear.base.weight for linear in linears), self.weight_VE]
+
     def needs_recompute(self, max_tokens_per_pass: int) -> bool:
         return recompute.is_needed(self.config, max_tokens_per_pass, self.weight_VE.element_size(), self.device)
 
@@ -132,14 +137,14 @@ def adopt(
     obstacle = exactness.obstacle(model, config, torch.device(device), expected[0].dtype) if wanted else "not asked for"
     if obstacle is None:
         exactness.prepare(model, config.max_position_embeddings)
-    base = _wrapped(model, name, fingerprint, tokenizer, Fast() if obstacle else RowExact())
+    base = _prepacked(_wrapped(model, name, fingerprint, tokenizer, Fast() if obstacle else RowExact()))
     _check_against_library(base, probe, expected)
     obstacle = obstacle or exactness.obstacle_found(base)
     if obstacle and deterministic:
         raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")
     if obstacle and wanted:
         log.info("base model %r runs without bit-equal sampler and trainer: %s", name, obstacle)
-    return _with_arithmetic(base, Fast()) if obstacle else base
+    return base if isinstance(base.arithmetic, Fast) or not obstacle else _prepacked(_with_arithmetic(base, Fast()))
 
 
 def _wrapped(
@@ -169,6 +174,12 @@ def _wrapped(
         routing=routing,
         arithmetic=arithmetic,
     )
+
+
+def _prepacked(base: BaseModel) -> BaseModel:
+    for weight_OI in base.frozen_weights():
+        base.arithmetic.prepack(weight_OI)
+    return base
 
 
 def _with_arithmetic(base: BaseModel, arithmetic: Arithmetic) -> BaseModel:

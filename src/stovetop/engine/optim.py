@@ -24,7 +24,7 @@ from stovetop.types import AdamParams
 Tensors = dict[str, Tensor]  # one per trained tensor, by name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Moments:
     """Running means of gradient and squared gradient; empty before the first step."""
 

@@ -79,6 +79,10 @@ class Prompts:
     def idle(self) -> bool:
         return not self._waiting
 
+    @property
+    def waiting(self) -> list[Prompt]:
+        return list(self._waiting)
+
     def drop_all(self) -> list[Ticket]:
         tickets = [prompt.ticket for prompt in self._waiting]
         self._waiting.clear()
@@ -103,15 +107,21 @@ class Prompts:
         return done
 
     def _turns(self) -> "list[_Turn]":
-        turns: list[_Turn] = []
+        """Those of one adapter lie side by side in the pass."""
+        taken: list[tuple[Prompt, int]] = []
         room = STEP_TOKENS
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
                 self._reuse(prompt)
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
-            turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, STEP_TOKENS - room)))
+            taken.append((prompt, length))
             room -= length
+        turns: list[_Turn] = []
+        first_row = 0
+        for prompt, length in sorted(taken, key=lambda item: id(item[0].weights)):
+            turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, first_row)))
+            first_row += length
         return turns
 
     def _compute(self, turns: "list[_Turn]") -> None:

@@ -40,10 +40,10 @@ def is_needed(config: Any, num_tokens: int, element_bytes: int, device: torch.de
     and what lies between them.
     """
     width = 12 * config.hidden_size + 5 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return num_tokens * config.num_hidden_layers * width * element_bytes > SHARE_OF_FREE_MEMORY * _free_bytes(device)
+    return num_tokens * config.num_hidden_layers * width * element_bytes > SHARE_OF_FREE_MEMORY * free_bytes(device)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

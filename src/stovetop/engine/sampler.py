@@ -19,7 +19,7 @@ import torch
 from stovetop.engine.attention import CachedAttention
 from stovetop.engine.drawing import draw
 from stovetop.engine.kv_cache import KVCache
-from stovetop.engine.lora import Parts, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.lora import AdapterWeights, Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import Finished, Sample, Ticket
 from stovetop.engine.packing import Pack, Segment
@@ -112,6 +112,12 @@ class Sampler:
         """What ended; after a step that raised, what had ended before."""
         finished, self._finished = self._finished, []
         return finished
+
+    def weights_in_use(self) -> list[AdapterWeights]:
+        """Those of everything that waits or runs."""
+        requests = [*self._ready, *(sequence.request for sequence in self._running)]
+        prompts = [*self._prompts.waiting, *(request.prompt for request in requests)]
+        return [prompt.weights for prompt in prompts if prompt.weights is not None]
 
     def drop_all(self) -> list[Ticket]:
         """Forgets everything that goes on; its tickets."""

@@ -1,0 +1,119 @@
+# pyright: basic
+"""Where the tensors of adapters lie: those in use in the memory of the device, idle ones out of its way.
+
+When all together take more than a limit, those that nobody used longest are moved: from a GPU to the memory of the
+host, and from the memory of the host to a file that is mapped in its place, whose pages the system keeps or drops as it
+likes. Nobody is refused for coming late, and what comes back has the same bits.
+"""
+
+import logging
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
+
+import torch
+
+from stovetop.engine.lora import AdapterWeights
+from stovetop.engine.optim import Moments, Tensors
+
+log = logging.getLogger(__name__)
+
+Holder = AdapterWeights | Moments  # values that hold the tensors; where these lie may change, what they are may not
+
+
+class _Entry(NamedTuple):
+    holder: "weakref.ref[Holder]"
+    num_bytes: int
+
+
+class Residency:
+    def __init__(self, device: torch.device, limit_bytes: int, folder: Path) -> None:
+        """`folder` takes the files of idle adapters; they have no name there, and end with the process."""
+        self._device = device
+        self._limit_bytes = limit_bytes
+        self._folder = folder
+        self._resident: OrderedDict[int, _Entry] = OrderedDict()  # by id, the last used at the end
+        self._idle: dict[int, _Entry] = {}
+
+    @property
+    def num_idle(self) -> int:
+        """Values that were moved away and not used since."""
+        return sum(entry.holder() is not None for entry in self._idle.values())
+
+    def use(self, holders: Iterable[Holder]) -> None:
+        """Each is in the memory of the device from now on, until others push it out."""
+        for holder in holders:
+            entry = self._idle.pop(id(holder), None)
+            if entry is not None and entry.holder() is holder:
+                _replace(holder, self._brought_back)
+            known = self._resident.get(id(holder))
+            if known is None or known.holder() is not holder:
+                self._resident[id(holder)] = _Entry(weakref.ref(holder), _num_bytes(holder))
+            self._resident.move_to_end(id(holder))
+
+    def tidy(self, in_use: Iterable[Holder]) -> None:
+        """Moves idle values away until the others keep to the limit. Those in use stay, however many they are."""
+        self._resident = OrderedDict((key, e) for key, e in self._resident.items() if e.holder() is not None)
+        self._idle = {key: e for key, e in self._idle.items() if e.holder() is not None}
+        over = sum(entry.num_bytes for entry in self._resident.values()) - self._limit_bytes
+        if over <= 0:
+            return
+        kept = set(map(id, in_use))
+        for key, entry in list(self._resident.items()):
+            holder = entry.holder()
+            if over <= 0:
+                return
+            if holder is not None and key not in kept and entry.num_bytes > 0:
+                self._put_away(key, holder)
+                over -= entry.num_bytes
+
+    def _put_away(self, key: int, holder: Holder) -> None:
+        try:
+            _replace(holder, self._mapped if self._device.type == "cpu" else _on_host)
+        except OSError as error:  # a full disk, say: nothing is lost, the adapter is where it was
+            log.warning("idle adapters stay in memory from now on, for there is no room in %s: %s", self._folder, error)
+            self._limit_bytes = sys.maxsize
+            return
+        self._idle[key] = self._resident.pop(key)
+
+    def _mapped(self, tensors: Tensors) -> Tensors:
+        """The same in a file without a name, which is gone when the last tensor is."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=self._folder, suffix=".idle") as file:
+            for tensor in tensors.values():
+                assert tensor.dtype == torch.float32, "factors and moments are float32"
+                file.write(tensor.contiguous().numpy().tobytes())
+            file.flush()
+            sizes = [tensor.numel() for tensor in tensors.values()]
+            flat = torch.from_file(file.name, shared=False, size=sum(sizes), dtype=torch.float32)
+        pieces = flat.split(sizes)
+        return {name: piece.view(tensors[name].shape) for name, piece in zip(tensors, pieces, strict=True)}
+
+    def _brought_back(self, tensors: Tensors) -> Tensors:
+        return {name: tensor.to(self._device, copy=True) for name, tensor in tensors.items()}
+
+
+def _on_host(tensors: Tensors) -> Tensors:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def _replace(holder: Holder, move: Callable[[Tensors], Tensors]) -> None:
+    moved = [move(tensors) if tensors else {} for tensors in _tensors_of(holder)]
+    for tensors, new in zip(_tensors_of(holder), moved, strict=True):
+        tensors.update(new)
+
+
+def _tensors_of(holder: Holder) -> list[Tensors]:
+    match holder:
+        case AdapterWeights():
+            return [holder.tensors]
+        case Moments():
+            return [holder.mean, holder.square]
+
+
+def _num_bytes(holder: Holder) -> int:
+    return sum(t.numel() * t.element_size() for tensors in _tensors_of(holder) for t in tensors.values())

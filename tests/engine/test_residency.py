@@ -1,0 +1,105 @@
+"""Idle adapters are moved out of the way and come back bit for bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import tiny
+from stovetop.engine import ops
+from stovetop.engine.engine import Engine
+from stovetop.engine.lora import AdapterWeights
+from stovetop.engine.optim import Moments
+from stovetop.engine.residency import Residency
+from stovetop.losses import CrossEntropy
+from stovetop.types import LoraConfig, ModelInput, SamplingParams
+
+CPU = torch.device("cpu")
+
+
+def weights(seed: int, size: int = 10) -> AdapterWeights:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {"x.A": torch.randn(1, size, generator=generator), "x.B": torch.randn(size, 1, generator=generator)}
+    return AdapterWeights(LoraConfig(rank=1), tensors)
+
+
+def test_the_least_recently_used_goes_first_and_returns_with_the_same_bits(tmp_path: Path) -> None:
+    values = [weights(seed) for seed in range(4)]
+    expected = [{name: t.clone() for name, t in value.tensors.items()} for value in values]
+    residency = Residency(CPU, limit_bytes=2 * 80, folder=tmp_path)
+    where = [value.tensors["x.A"].data_ptr() for value in values]
+    residency.use(values)
+    residency.use(values[:1])
+    residency.tidy(in_use=[])
+    assert residency.num_idle == 2
+    moved = [value.tensors["x.A"].data_ptr() != old for value, old in zip(values, where, strict=True)]
+    assert moved == [False, True, True, False]
+    for _ in range(3):
+        for value, before in zip(values, expected, strict=True):
+            residency.use([value])
+            residency.tidy(in_use=[])
+            assert all(torch.equal(value.tensors[name], before[name]) for name in before)
+    assert list(tmp_path.iterdir()) == []  # files without a name
+
+
+def test_what_is_in_use_stays_and_what_nobody_holds_is_forgotten(tmp_path: Path) -> None:
+    values = [weights(seed) for seed in range(3)]
+    residency = Residency(CPU, limit_bytes=0, folder=tmp_path)
+    residency.use([*values, Moments(1, {"x.A": torch.ones(3)}, {"x.A": torch.ones(3)})])
+    residency.tidy(in_use=values[1:])
+    assert residency.num_idle == 1
+    del values[0]
+    assert residency.num_idle == 0
+
+
+def test_where_nothing_can_be_written_adapters_stay_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    residency = Residency(CPU, limit_bytes=0, folder=tmp_path / "file")
+    value = weights(0)
+    residency.use([value])
+    residency.tidy(in_use=[])
+    assert residency.num_idle == 0
+    assert "idle adapters stay in memory" in caplog.text
+    assert torch.equal(value.tensors["x.A"], weights(0).tensors["x.A"])
+
+
+def test_64_adapters_in_the_room_of_four_train_and_sample_as_if_each_were_alone(tmp_path: Path) -> None:
+    """Clients come in any order, with and without an optimizer step between; nobody is refused."""
+    crowded = tiny.engine(max_adapter_bytes=4 * 3 * 40_000, idle_folder=tmp_path)
+    roomy, chosen = tiny.engine(), random.Random(0)
+
+    def visit(engine: Engine, adapters: list[ops.Adapter], index: int, turn: int) -> object:
+        data = [tiny.datum(tiny.tokens(12, 100 * index + turn))]
+        tiny.run(engine, ops.ForwardBackward(adapters[index], data, CrossEntropy()))
+        tiny.run(engine, ops.OptimStep(adapters[index], tiny.SGD))
+        params = SamplingParams(4, turn, [])
+        op = ops.Sample(adapters[index].weights, ModelInput.from_ints(tiny.tokens(5, turn)), 2, params, False, 0)
+        return tiny.run(engine, op).sequences
+
+    lora = [LoraConfig(rank=1 + seed % 5, seed=seed, train_unembed=seed % 2 == 0) for seed in range(64)]
+    both = [[tiny.run(engine, ops.CreateAdapter(config)) for config in lora] for engine in (crowded, roomy)]
+    for turn in range(100):
+        index = chosen.randrange(64)
+        answers = [visit(engine, own, index, turn) for engine, own in zip((crowded, roomy), both, strict=True)]
+        assert [(s.tokens, s.logprobs) for s in answers[0]] == [(s.tokens, s.logprobs) for s in answers[1]]
+    for one, other in zip(*both, strict=True):
+        assert all(torch.equal(t, other.weights.tensors[name]) for name, t in one.weights.tensors.items())
+        assert all(torch.equal(t, other.moments.square[name]) for name, t in one.moments.square.items())
+
+
+def test_weights_that_wait_for_their_turn_in_the_sampler_are_not_moved(tmp_path: Path) -> None:
+    engine = tiny.engine(max_adapter_bytes=0, idle_folder=tmp_path)
+    adapters = [tiny.trained_adapter(engine, seed) for seed in range(3)]
+    sample = lambda index, seed: ops.Sample(  # noqa: E731
+        adapters[index].weights, ModelInput.from_ints([1, 2, 3]), 2, SamplingParams(10, seed, []), False, 0
+    )
+    expected = [tiny.run(tiny.engine(), sample(index, index)).sequences for index in range(3)]
+    tickets = [engine.submit(sample(index, index)) for index in range(3)]
+    answers = {}
+    while not engine.idle:
+        answers |= {done.ticket: done.result.sequences for done in engine.step()}
+    for ticket, sequences in zip(tickets, expected, strict=True):
+        assert [s.logprobs for s in answers[ticket]] == [s.logprobs for s in sequences]
