@@ -1,6 +1,6 @@
 """Stovetop beside what one would use instead, on this machine: the same model, data, dtype and threads.
 
-    python benchmarks/compare.py                       # about a quarter of an hour on two cores
+    python benchmarks/compare.py                       # about half an hour on two cores
     python benchmarks/compare.py --quick --json out.json
     python benchmarks/compare.py --side ours --measure train      # one measurement, in this process
 
@@ -34,16 +34,12 @@ MEASURES: dict[str, dict[str, str]] = {
         "padded": "compare_peers:train_padded",
         "sorted": "compare_peers:train_sorted",
         "trl": "compare_peers:sft",
-        "inexact": "compare_ours:train_inexact",
     },
-    "sample_equal": {
-        "ours": "compare_ours:sample_equal",
-        "generate": "compare_peers:generate_equal",
-        "inexact": "compare_ours:sample_equal_inexact",
-    },
+    "sample_equal": {"ours": "compare_ours:sample_equal", "generate": "compare_peers:generate_equal"},
     "sample_ragged": {"ours": "compare_ours:sample_ragged", "generate": "compare_peers:generate_ragged"},
     "grpo": {"ours": "compare_ours:grpo", "trl": "compare_peers:grpo"},
     "adapters": {"ours": "compare_ours:adapters"},
+    "mode": {"exact": "compare_ours:exact_mode", "fast": "compare_ours:fast_mode"},
     "flat": {"ours": "compare_ours:flat"},
 }
 ONCE = {"flat"}  # compared with itself only, at several sizes
@@ -124,16 +120,12 @@ def rows_of(medians: Medians) -> list[Row]:
         )
         at_least("train_vs_sorted", "the same, sorted, in fours", ours / speed("train", "sorted"), 1.2)
         rows.append(Row("train_vs_trl", "the same, TRL's SFTTrainer", ours / speed("train", "trl"), "", None))
-        rows.append(Row("train_exact", "exact mode, against inexact", ours / speed("train", "inexact"), "", None))
         peaks = [medians["train", side]["peak_bytes"] for side in ("ours", "padded")]
         at_most("memory", "its peak memory, against padded", peaks[0] / peaks[1], 0.5)
     if ("sample_equal", "ours") in medians:
         ours = speed("sample_equal", "ours")
         at_least(
             "sample_equal", "sampling equal lengths, against generate", ours / speed("sample_equal", "generate"), 1.5
-        )
-        rows.append(
-            Row("sample_exact", "exact mode, against inexact", ours / speed("sample_equal", "inexact"), "", None)
         )
     if ("sample_ragged", "ours") in medians:
         ratio = speed("sample_ragged", "ours") / speed("sample_ragged", "generate")
@@ -145,11 +137,22 @@ def rows_of(medians: Medians) -> list[Row]:
         for count, target in ((8, 0.9), (32, 0.8)):
             ratio = min(numbers[f"{verb} {count}"] / numbers[f"{verb} 1"] for verb in ("train", "sample"))
             at_least(f"adapters_{count}", f"{count} adapters, against one (the slower of the verbs)", ratio, target)
+    if ("mode", "exact") in medians:
+        exact, fast = medians["mode", "exact"], medians["mode", "fast"]
+        for verb in ("train", "sample"):
+            meaning = f"{verb} in float32: the deterministic mode, against the fast one"
+            rows.append(Row(f"{verb}_exact", meaning, exact[verb] / fast[verb], "", None))
+        rows.append(
+            Row("gap_exact", "largest gap in the deterministic mode, nats", exact["gap"], "0", exact["gap"] == 0)
+        )
     if ("flat", "ours") in medians:
         numbers = medians["flat", "ours"]
         times = [value for name, value in numbers.items() if name.startswith("time")]
         gaps = [value for name, value in numbers.items() if name.startswith("gap")]
         rows.append(Row("gap", "largest gap of sampled and trained logprobs, nats", max(gaps), "", None))
+        at_most(
+            "gap_flat", "gap in the largest batch, against the smallest", gaps[-1] / gaps[0] if gaps[0] else 1.0, 1.1
+        )
         at_most("time_per_token", "largest batch, against the smallest", times[-1] / times[0], 1.1)
     return rows
 
@@ -165,7 +168,7 @@ def table_of(rows: list[Row]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="one small round, 3 minutes")

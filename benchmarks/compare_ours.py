@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,23 @@ def sample_equal(setting: Setting, deterministic: bool | None = None) -> Numbers
         return measured(lambda: draw(sampler, requests), num_tokens)._asdict()
 
 
-def train_inexact(setting: Setting) -> Numbers:
-    return train(setting, deterministic=False)
+def exact_mode(setting: Setting) -> Numbers:
+    """Tokens per second of both verbs in float32, and the gap: the deterministic mode."""
+    return _in_mode(replace(setting, dtype="float32"), deterministic=True)
 
 
-def sample_equal_inexact(setting: Setting) -> Numbers:
-    return sample_equal(setting, deterministic=False)
+def fast_mode(setting: Setting) -> Numbers:
+    return _in_mode(replace(setting, dtype="float32"), deterministic=False)
+
+
+def _in_mode(setting: Setting, *, deterministic: bool) -> Numbers:
+    small = replace(setting, size=replace(setting.size, batch_tokens=setting.size.batch_tokens[:1]))
+    gaps = [value for name, value in flat(small, deterministic).items() if name.startswith("gap")]
+    return {
+        "train": train(setting, deterministic)["tokens_per_s"],
+        "sample": sample_equal(setting, deterministic)["tokens_per_s"],
+        "gap": max(gaps),
+    }
 
 
 def sample_ragged(setting: Setting) -> Numbers:
@@ -108,9 +120,9 @@ def grpo(setting: Setting) -> Numbers:
         return measured(step, sum(length for _, length in requests))._asdict()
 
 
-def flat(setting: Setting) -> Numbers:
+def flat(setting: Setting, deterministic: bool | None = None) -> Numbers:
     """Microseconds per trained token, and the gap in nats, at growing batches."""
-    with opened(setting, None) as service:
+    with opened(setting, deterministic) as service:
         trainer = new_trainer(service, setting)
         sampler = trainer.save_weights_and_get_sampling_client().result()
         sequences = draw(sampler, [(list(range(10, 20)), 24)] * 8)

@@ -17,7 +17,8 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ratios_and_targets_come_from_the_medians() -> None:
     import compare
 
-    speeds = {"ours": 300.0, "padded": 100.0, "sorted": 300.0, "trl": 100.0, "inexact": 300.0, "generate": 100.0}
+    speeds = {"ours": 300.0, "padded": 100.0, "sorted": 300.0, "trl": 100.0, "generate": 100.0}
+    speeds |= {"exact": 100.0, "fast": 200.0}
     medians = {
         (measure, side): {"tokens_per_s": speeds[side], "peak_bytes": 1e9 / speeds[side]}
         for measure, sides in compare.MEASURES.items()
@@ -28,7 +29,9 @@ def test_ratios_and_targets_come_from_the_medians() -> None:
         "sample 8": 10,
         "sample 32": 7,
     }
-    medians["flat", "ours"] = {"time 1024": 10, "gap 1024": 0.0, "time 16384": 10.5, "gap 16384": 1e-6}
+    medians["mode", "exact"] = {"train": 10, "sample": 10, "gap": 0.0}
+    medians["mode", "fast"] = {"train": 10, "sample": 20, "gap": 1e-6}
+    medians["flat", "ours"] = {"time 1024": 10, "gap 1024": 1e-6, "time 16384": 10.5, "gap 16384": 1e-6}
     rows = {row.key: row for row in compare.rows_of(medians)}
     assert {key: row.holds for key, row in rows.items() if row.holds is not None} == {
         "train_vs_padded": True,
@@ -39,6 +42,8 @@ def test_ratios_and_targets_come_from_the_medians() -> None:
         "grpo_vs_trl": True,
         "adapters_8": True,
         "adapters_32": False,
+        "gap_exact": True,
+        "gap_flat": True,
         "time_per_token": True,
     }
     assert (rows["train_vs_padded"].value, rows["gap"].value, rows["adapters_32"].value) == (3.0, 1e-6, 0.7)

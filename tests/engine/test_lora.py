@@ -110,9 +110,11 @@ def test_a_stack_is_kept_while_the_same_adapters_run_and_refused_where_it_would_
     stacked = stacked_rows([first, second], segments[:2], like, None)
     assert stacked is not None
     later = stacked_rows([second, first, first], segments[:3], like, stacked.stack)
-    assert later is not None and later.stack is stacked.stack
+    assert later is not None
+    assert later.stack is stacked.stack
     other = stacked_rows([second, adapter(2, generator)], segments[:2], like, stacked.stack)
-    assert other is not None and other.stack is not stacked.stack
+    assert other is not None
+    assert other.stack is not stacked.stack
     third = adapter(2, generator)
     assert stacked_rows([*[first] * 7, second, third], segments, like, None) is None
     assert stacked_rows([first, first], segments[:2], like, None) is None

@@ -45,8 +45,8 @@ def open_service(
                            slower for short sequences
     recompute              activations are computed again on the way back instead of kept: less memory, one more forward
                            pass. None: if a full pass would take more than half of the memory that is free
-    max_adapter_bytes      that adapters and their optimizers may take before idle ones are moved out of the way: to files
-                           in `storage`, or from a GPU to the memory of the host. None: half of what is free
+    max_adapter_bytes      that adapters and their optimizers may take before idle ones are moved out of the way: to
+                           files in `storage`, or from a GPU to the memory of the host. None: half of what is free
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
     """
     if max_tokens_per_pass < 1:

@@ -99,14 +99,13 @@ class Fast:
         self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
     ) -> Tensor:
         num_queries, num_keys = query_SHQD.shape[2], key_SGLD.shape[2]
-        fused = how.softcap is None and how.sinks_H is None
         starts_at_zero = position_SQ.shape[0] == 1 and num_queries == num_keys
         causal = starts_at_zero and (how.window is None or how.window >= num_keys)
-        seen_S1QL = None if fused and causal else seen(position_SQ, num_keys, how.window)[:, None]
-        if not fused:
+        if how.softcap is not None or how.sinks_H is not None:
+            seen_S1QL = seen(position_SQ, num_keys, how.window)[:, None]
             return _spelled_out(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how)
-
-        return _sdpa(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how.scale, is_causal=causal)
+        mask = None if causal else seen(position_SQ, num_keys, how.window)[:, None]
+        return _sdpa(query_SHQD, key_SGLD, value_SGLD, mask, how.scale, is_causal=causal)
 
 
 def _computes_in_bfloat16() -> bool:

@@ -133,9 +133,7 @@ class _PackedAttention(torch.autograd.Function):
         return d_query_HND, d_key_GND, d_value_GND, None, None, None
 
 
-def _of_bucket(
-    bucket: _Bucket, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _of_bucket(bucket: _Bucket, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(S, H, Q, D), (S, G, L, D) twice."""
     rows = (bucket.query_SQ, bucket.key_SL, bucket.key_SL)
     query_SHQD, key_SGLD, value_SGLD = (

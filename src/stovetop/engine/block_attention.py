@@ -1,10 +1,11 @@
 # pyright: basic
-"""Softmax attention on the CPU in bounded memory: a row-exact forward pass (see `arithmetic.py`) and a backward pass for
-every kind of attention that is honoured. Rows of scores exist for a few query rows at a time, and reach no further than
-the last key that these rows see.
+"""Softmax attention in bounded memory: a row-exact forward pass (see `arithmetic.py`) and a backward pass for every
+kind of attention that is honoured. Rows of scores exist for a few query rows at a time, and reach no further than the
+last key that these rows see.
 
     Z = scale·Q·Kᵀ    S = Z, or c·tanh(Z/c)    P = softmax(S)    O = P·V
-    dV = Pᵀ·dO    dS = P ∘ (dO·Vᵀ - rowsum(dO ∘ O))    dZ = scale·dS, or scale·dS ∘ (1 - (S/c)²)    dQ = dZ·K    dK = dZᵀ·Q
+    dV = Pᵀ·dO    dS = P ∘ (dO·Vᵀ - rowsum(dO ∘ O))    dZ = scale·dS, or scale·dS ∘ (1 - (S/c)²)
+    dQ = dZ·K     dK = dZᵀ·Q
 
 P is computed again on the way back, so that only Q, K, V and O are kept.
 
@@ -120,7 +121,7 @@ def seen(position_SQ: Tensor, num_keys: int, window: int | None) -> Tensor:
 
 
 def _query_chunks(query_SHQD: Tensor, position_SQ: Tensor, num_keys: int) -> Iterator[tuple[slice, int]]:
-    """Runs of query rows whose scores fit, and how many keys they reach, in whole blocks where there are whole blocks."""
+    """Runs of query rows whose scores fit, and how many keys they reach: whole blocks, where there are several runs."""
     calls, heads, num_rows, _ = query_SHQD.shape
     size = max(1, SCORE_BYTES // (4 * calls * heads * num_keys))
     for start in range(0, num_rows, size):

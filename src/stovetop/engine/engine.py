@@ -27,7 +27,6 @@ from stovetop.engine.training import Adapter, Job, Trainer
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ModelLimits
 
-
 SHARE_OF_ADAPTERS = 0.5  # of the memory that is free when the model is loaded
 
 
@@ -91,13 +90,15 @@ class Engine:
 
     def _run(self, tickets: list[ops.Ticket]) -> list[ops.Finished]:
         """Tickets that may run together: their ops are of one kind, each of another adapter."""
-        match [ticket.op for ticket in tickets]:
-            case [ops.Forward(), *_] as together:
-                results = self._trainer.forward([Job(op.adapter, op.data, op.loss) for op in together])
-            case [ops.ForwardBackward(), *_] as together:
-                results = self._trainer.forward_backward([Job(op.adapter, op.data, op.loss) for op in together])
-            case _:
-                return [self._run_alone(ticket) for ticket in tickets]
+        jobs = [
+            Job(ticket.op.adapter, ticket.op.data, ticket.op.loss)
+            for ticket in tickets
+            if isinstance(ticket.op, ops.Forward | ops.ForwardBackward)
+        ]
+        if not jobs:
+            return [self._run_alone(ticket) for ticket in tickets]
+        backward = isinstance(tickets[0].op, ops.ForwardBackward)
+        results = self._trainer.forward_backward(jobs) if backward else self._trainer.forward(jobs)
         return [_finished(ticket, result) for ticket, result in zip(tickets, results, strict=True)]
 
     def _run_alone(self, ticket: ops.Ticket) -> ops.Finished:

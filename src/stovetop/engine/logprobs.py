@@ -50,7 +50,8 @@ class Head:
         if not self.low_ranks:
             return None
         (adapter,) = self.low_ranks
-        assert isinstance(adapter, LowRank) and adapter.rows == ALL, "a pass scores each adapter's rows on their own"
+        assert isinstance(adapter, LowRank), "stacked adapters are for passes without gradients"
+        assert adapter.rows == ALL, "a pass scores each adapter's rows on their own"
         return adapter
 
     def d_outputs(self, d_logits_CV: Tensor, logits_CV: Tensor) -> Tensor:

@@ -173,7 +173,9 @@ def stacked_rows(
     """The same for a stack, which is `last` if it holds the same adapters, else a new one with the device and dtype of
     `like`. None where there is one adapter only, or where they differ so much in rows that most of the batched products
     would be filling."""
-    grouped = sorted(((w, rows) for w, rows in _grouped(owners, segments) if w is not None), key=lambda item: id(item[0]))
+    grouped = sorted(
+        ((w, rows) for w, rows in _grouped(owners, segments) if w is not None), key=lambda item: id(item[0])
+    )
     most = max((len(rows) for _, rows in grouped), default=0)
     if len(grouped) < 2 or len(grouped) * most > 2 * sum(len(rows) for _, rows in grouped):
         return None

@@ -48,7 +48,9 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
         return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
     clip = params.grad_clip_norm / grad_norm if 0 < params.grad_clip_norm < grad_norm else 1.0
     new = {name: weight.clone() for name, weight in weights.items()}
-    mean, square = ({name: _copy_or_zeros(old.get(name), new[name]) for name in new} for old in (moments.mean, moments.square))
+    mean, square = (
+        {name: _copy_or_zeros(old.get(name), new[name]) for name in new} for old in (moments.mean, moments.square)
+    )
     library_adamw(
         list(new.values()),
         [gradients[name] if clip == 1.0 else gradients[name] * clip for name in new],

@@ -217,9 +217,7 @@ class Trainer:
         packs = [pack([datum.model_input.to_ints() for datum in share.data]) for share in shares]
         starts = list(accumulate((packed.num_tokens for packed in packs), initial=0))
         rows = [slice(start, end) for start, end in pairwise(starts)]
-        parts = [
-            Rows(share.weights, own if len(shares) > 1 else ALL) for share, own in zip(shares, rows, strict=True)
-        ]
+        parts = [Rows(share.weights, own if len(shares) > 1 else ALL) for share, own in zip(shares, rows, strict=True)]
         filling = -starts[-1] % self._model.arithmetic.row_multiple
         packed = joined([*packs, pack([[0] * filling])] if filling else packs)
         plan = PackedAttention(packed, self._model.arithmetic, self._model.device)
