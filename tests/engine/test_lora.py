@@ -1,6 +1,7 @@
 """Adapters: what a flag trains, how factors start, and that each acts on its own rows only."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from stovetop.engine.lora import (
     LoraLinear,
     Routing,
     Rows,
+    Stack,
     initial_weights,
     rows_by_owner,
     stacked_rows,
@@ -92,7 +94,7 @@ def test_adapters_of_different_rank_and_targets_act_on_their_own_rows_looped_or_
     owners = [first, second, None, first, second, elsewhere, second]
     segments, cpu = [Segment(row, 1) for row in range(7)], torch.device("cpu")
     plain_1NO = lora(x_1NI)
-    stacked = stacked_rows(owners, segments, linear.weight, None)
+    stacked = stacked_rows(owners, segments, cpu, Stack(torch.float32))
     assert stacked is not None
     for parts in (rows_by_owner(owners, segments, cpu), [stacked]):
         routing.parts = parts
@@ -103,18 +105,31 @@ def test_adapters_of_different_rank_and_targets_act_on_their_own_rows_looped_or_
         assert torch.equal(mixed_1NO[:, [2, 5]], plain_1NO[:, [2, 5]])
 
 
-def test_a_stack_is_kept_while_the_same_adapters_run_and_refused_where_it_would_be_mostly_filling() -> None:
-    generator, like = torch.Generator().manual_seed(0), torch.zeros(1)
-    first, second = adapter(2, generator), adapter(3, generator)
-    segments = [Segment(row, 1) for row in range(9)]
-    stacked = stacked_rows([first, second], segments[:2], like, None)
-    assert stacked is not None
-    later = stacked_rows([second, first, first], segments[:3], like, stacked.stack)
-    assert later is not None
-    assert later.stack is stacked.stack
-    other = stacked_rows([second, adapter(2, generator)], segments[:2], like, stacked.stack)
-    assert other is not None
-    assert other.stack is not stacked.stack
-    third = adapter(2, generator)
-    assert stacked_rows([*[first] * 7, second, third], segments, like, None) is None
-    assert stacked_rows([first, first], segments[:2], like, None) is None
+@torch.no_grad()
+def test_a_stack_serves_any_sequence_of_batches_as_each_adapter_alone() -> None:
+    """Adapters join, leave and come again; ranks and numbers of rows change; some rows are the base model's."""
+    generator, cpu, chosen = torch.Generator().manual_seed(0), torch.device("cpu"), random.Random(0)
+    linear, routing, stack = torch.nn.Linear(6, 4, bias=False), Routing(), Stack(torch.float32)
+    lora = LoraLinear(linear.requires_grad_(False), "x", routing, Fast())
+    adapters = [adapter(1 + index % 3, generator, name="y" if index == 5 else "x") for index in range(9)]
+    sizes = set()
+    for _ in range(60):
+        present = chosen.sample(adapters, chosen.randint(1, len(adapters)))
+        owners = [chosen.choice([*present, None]) for _ in range(chosen.randint(1, 20))]
+        segments = [Segment(row, 1) for row in range(len(owners))]
+        stacked = stacked_rows(owners, segments, cpu, stack)
+        assert (stacked is None) == (set(owners) == {None})
+        x_1NI = torch.randn(1, len(owners), 6, generator=generator)
+        routing.parts = [] if stacked is None else [stacked]
+        ours = lora(x_1NI)
+        routing.parts = rows_by_owner(owners, segments, cpu)
+        torch.testing.assert_close(ours, lora(x_1NI))
+        sizes.add(stack.num_slots)
+    assert len(sizes) > 2
+
+
+def test_a_stack_is_refused_where_it_would_be_mostly_filling() -> None:
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    first, *others = (adapter(2, generator) for _ in range(8))
+    owners = [*[first] * 93, *others]
+    assert stacked_rows(owners, [Segment(row, 1) for row in range(100)], cpu, Stack(torch.float32)) is None

@@ -29,6 +29,7 @@ from stovetop.engine.arithmetic import Arithmetic
 from stovetop.engine.block_attention import How, attention_gradients
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.packing import Pack, Segment
+from stovetop.engine.ragged_attention import RaggedLayout, can_run_ragged, ragged_attention
 
 NAME = "stovetop"
 
@@ -83,8 +84,11 @@ class PackedAttention:
     def __init__(self, packed: Pack, arithmetic: Arithmetic, device: torch.device) -> None:
         self._arithmetic = arithmetic
         self._buckets = _buckets(packed.segments, device)
+        self._ragged = RaggedLayout.of(packed.segments, device) if device.type == "cuda" else None
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
+        if self._ragged is not None and can_run_ragged(query_HND, value_GND, how):
+            return ragged_attention(self._ragged, query_HND, key_GND, value_GND, how)
         return _PackedAttention.apply(query_HND, key_GND, value_GND, self._buckets, how, self._arithmetic)
 
 

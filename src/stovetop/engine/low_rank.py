@@ -42,17 +42,31 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Which rows of a pass belong to each of several adapters that run as one batched product."""
+
+    rows_KM: Tensor  # filled up with any row where an adapter has fewer
+    own_N: Tensor  # all rows that belong to one
+    kept_N: Tensor | None  # where these stand among the K·M; None: in order, and nothing else
+    is_whole: bool = False  # one adapter has all rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
     """Several adapters of about as many rows each, in two batched products. For passes without gradients."""
 
-    rows_KM: Tensor  # filled up with any row where an adapter has fewer
-    owned_KM: Tensor  # False for these
+    places: Places
     a_KIR: Tensor
     b_KRO: Tensor  # with the scale in it
 
     def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> None:
-        low_KMO = torch.bmm(torch.bmm(x_NI[self.rows_KM].to(self.a_KIR.dtype), self.a_KIR), self.b_KRO)
-        out_NO.index_add_(0, self.rows_KM[self.owned_KM], low_KMO[self.owned_KM])
+        x_NI = x_NI.to(self.a_KIR.dtype)
+        if self.places.is_whole:
+            out_NO.addmm_(x_NI @ self.a_KIR[0], self.b_KRO[0])
+            return
+        low_NO = torch.bmm(torch.bmm(x_NI[self.places.rows_KM], self.a_KIR), self.b_KRO).flatten(0, 1)
+        kept_N = self.places.kept_N
+        out_NO.index_add_(0, self.places.own_N, low_NO if kept_N is None else low_NO[kept_N])
 
 
 def adapted_linear(

@@ -87,7 +87,7 @@ class Sampler:
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
         self._running: list[_Running] = []  # in the order of their slots
         self._finished: list[Finished] = []  # in this step
-        self._stack: Stack | None = None  # of the adapters that ran last
+        self._stack = Stack(model.weight_VE.dtype)
 
     def add(self, ticket: Ticket) -> None:
         self._prompts.add(ticket)
@@ -105,7 +105,7 @@ class Sampler:
         self._finished += self._let_in()
         if not self._running:
             self._cache.clear()
-            self._stack = None
+            self._stack.clear()
         return self.take_finished()
 
     def take_finished(self) -> list[Finished]:
@@ -204,8 +204,7 @@ class Sampler:
         owners = [sequence.request.prompt.weights for sequence in sequences]
         singles = [Segment(row, 1) for row in range(len(sequences))]
         if self._model.arithmetic.can_stack:
-            stacked = stacked_rows(owners, singles, self._model.weight_VE, self._stack)
-            self._stack = None if stacked is None else stacked.stack
+            stacked = stacked_rows(owners, singles, self._model.device, self._stack)
             if stacked is not None:
                 return [stacked]
         return rows_by_owner(owners, singles, self._model.device)
