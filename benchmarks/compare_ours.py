@@ -91,7 +91,7 @@ def sample_ragged(setting: Setting) -> Numbers:
     with opened(setting, None) as service:
         sampler = service.create_sampling_client(base_model=str(setting.model)).result()
         draw(sampler, [([1, 2, 3], 2)])
-        requests = ragged_requests(setting, sampler)
+        requests = ragged_requests(setting, sampler, setting.size.groups)
         return measured(lambda: draw(sampler, requests), sum(length for _, length in requests))._asdict()
 
 
@@ -101,13 +101,13 @@ def grpo(setting: Setting) -> Numbers:
         trainer = new_trainer(service, setting)
         tokenizer = trainer.get_tokenizer()
         sampler = trainer.save_weights_and_get_sampling_client().result()
-        requests = ragged_requests(setting, sampler)
+        requests = ragged_requests(setting, sampler, setting.size.grpo_groups)
 
         def step() -> None:
             policy = trainer.save_weights_and_get_sampling_client().result()
             sequences = draw(policy, requests)
             rewards = np.array([reward(tokenizer.decode(sequence.tokens)) for sequence in sequences])
-            rewards_P_G = rewards.reshape(setting.size.groups, GROUP_SIZE)
+            rewards_P_G = rewards.reshape(setting.size.grpo_groups, GROUP_SIZE)
             advantages = (rewards_P_G - rewards_P_G.mean(1, keepdims=True)).ravel()
             data = [
                 rl_datum(prompt, sequence, advantage)
@@ -186,10 +186,10 @@ def draw(sampler: SamplingClient, requests: list[tuple[list[int], int]]) -> list
     return [result.result().sequences[0] for result in results]
 
 
-def ragged_requests(setting: Setting, sampler: SamplingClient) -> list[tuple[list[int], int]]:
+def ragged_requests(setting: Setting, sampler: SamplingClient, num_groups: int) -> list[tuple[list[int], int]]:
     """One request a sample, since their lengths differ: the prompt of a group is still computed once."""
     tokenizer = sampler.get_tokenizer()
-    prompts = [tokenizer.encode(text) for text in setting.prompts(tokenizer.encode)]
+    prompts = [tokenizer.encode(text) for text in setting.prompts(tokenizer.encode, num_groups)]
     return [(prompt, length) for prompt in prompts for length in setting.group_lengths()]
 
 

@@ -97,7 +97,7 @@ def generate_equal(setting: Setting) -> Numbers:
 def generate_ragged(setting: Setting) -> Numbers:
     """Rows that are finished stay in the batch, as `generate` has it."""
     model, tokenizer = load(setting), AutoTokenizer.from_pretrained(setting.model)
-    prompts = [tokenizer.encode(text) for text in setting.prompts(tokenizer.encode)]
+    prompts = [tokenizer.encode(text) for text in setting.prompts(tokenizer.encode, setting.size.groups)]
     lengths = setting.group_lengths() * len(prompts)
     return _generate(model, [prompt for prompt in prompts for _ in range(GROUP_SIZE)], lengths)
 
@@ -185,7 +185,7 @@ def grpo(setting: Setting) -> Numbers:
     from trl import GRPOConfig, GRPOTrainer
 
     model, tokenizer = load(setting), AutoTokenizer.from_pretrained(setting.model)
-    lengths = setting.group_lengths() * setting.size.groups
+    lengths = setting.group_lengths() * setting.size.grpo_groups
     generate = model.generate
     model.generate = lambda **options: generate(
         **options, stopping_criteria=ends_at(options["input_ids"].shape[1], lengths)
@@ -201,7 +201,7 @@ def grpo(setting: Setting) -> Numbers:
                 max_completion_length=max(lengths),
                 generation_kwargs={"suppress_tokens": [tokenizer.eos_token_id]},
             ),
-            train_dataset=Dataset.from_dict({"prompt": setting.prompts(tokenizer.encode)}),
+            train_dataset=Dataset.from_dict({"prompt": setting.prompts(tokenizer.encode, setting.size.grpo_groups)}),
             processing_class=tokenizer,
             peft_config=lora(),
             callbacks=[clock],

@@ -23,7 +23,8 @@ class Size:
     train_lengths: tuple[int, int]  # shortest and longest
     equal_sequences: int
     equal_tokens: int  # prompt and continuation, each
-    groups: int
+    groups: int  # of the sampling measure
+    grpo_groups: int  # fewer: the other side keeps logits and activations of every padded token
     prompt_tokens: int
     ragged_lengths: tuple[int, int]  # shortest and longest of the samples of a group
     batch_tokens: tuple[int, ...]  # sizes at which gap and time per token are taken
@@ -32,9 +33,9 @@ class Size:
 
 
 SIZES = {
-    "full": Size(3, 16, (30, 220), 32, 32, 2, 200, (8, 128), (1024, 4096, 16384), 256, 24),
-    "quick": Size(1, 8, (30, 220), 32, 8, 1, 100, (4, 32), (512, 2048), 32, 12),
-    "smoke": Size(1, 3, (5, 9), 2, 3, 1, 9, (2, 4), (128, 256), 32, 2),
+    "full": Size(3, 16, (30, 220), 32, 32, 8, 2, 200, (8, 128), (1024, 4096, 16384), 256, 24),
+    "quick": Size(1, 8, (30, 220), 32, 8, 1, 1, 100, (4, 32), (512, 2048), 32, 12),
+    "smoke": Size(1, 3, (5, 9), 2, 3, 1, 1, 9, (2, 4), (128, 256), 32, 2),
 }
 
 
@@ -63,12 +64,12 @@ class Setting:
         low, high = self.size.ragged_lengths
         return self.rng().permutation(np.linspace(low, high, GROUP_SIZE).astype(int)).tolist()
 
-    def prompts(self, encode: Callable[[str], list[int]]) -> list[str]:
+    def prompts(self, encode: Callable[[str], list[int]], num_groups: int) -> list[str]:
         """Texts of about `prompt_tokens` tokens, one a group."""
         rng = self.rng()
         words = ["the", "sum", "of", "two", "numbers", "is", "a", "number", "and", "so", "on", "when", "you", "add"]
         texts = []
-        for _ in range(self.size.groups):
+        for _ in range(num_groups):
             text = "Say"
             while len(encode(text)) < self.size.prompt_tokens:
                 text += f" {rng.choice(words)}"

@@ -52,6 +52,21 @@ def test_a_prompt_that_begins_as_an_earlier_one_takes_that_over(engine: Engine, 
     assert (response.sequences[0].tokens, response.sequences[0].logprobs) == (alone.tokens, alone.logprobs)
 
 
+def test_prompts_that_come_together_and_begin_alike_are_computed_once(engine: Engine, passes: list[int]) -> None:
+    """Also in pieces, and each gives what it gives alone; short ones do not wait for each other."""
+    same = tiny.tokens(30, 1)
+    asked = [op(same, seed=1), op(same, seed=2), op([*same[:20], 1, 2], seed=3), op([1, 2], seed=4), op([1, 2], seed=5)]
+    expected = [tiny.run(tiny.engine(), each).sequences[0].logprobs for each in asked]
+    passes.clear()
+    tickets = [engine.submit(each) for each in asked]
+    answers = {}
+    while not engine.idle:
+        answers |= {done.ticket: done.result.sequences[0].logprobs for done in engine.step()}
+    assert [answers[ticket] for ticket in tickets] == expected
+    assert passes[0] == 30 + 2 + 2
+    assert sum(passes) == 30 + 2 + 2 + (1 + 2) + len(asked)  # then what is left of the others, and a token for each
+
+
 def test_the_same_prompt_again_computes_its_last_token_only(engine: Engine, passes: list[int]) -> None:
     prompt = tiny.tokens(30, 1)
     first = tiny.run(engine, op(prompt)).sequences[0]

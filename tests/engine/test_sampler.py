@@ -183,7 +183,7 @@ def test_a_fault_in_a_pass_reaches_every_request_and_the_engine_goes_on(
         broken.setattr(sampler, "draw", lambda *_: 1 / 0)
         tickets = [engine.submit(sample_op(PROMPT, 2)) for _ in range(2)]
         failed = [done for _ in range(2) for done in engine.step()]
-    assert [done.ticket for done in failed] == tickets
+    assert {done.ticket for done in failed} == set(tickets)
     assert all(isinstance(done.error, ZeroDivisionError) for done in failed)
     assert engine.idle
     assert len(sample(engine, PROMPT, 2)) == 2

@@ -105,6 +105,10 @@ class Fast:
             seen_S1QL = seen(position_SQ, num_keys, how.window)[:, None]
             return _spelled_out(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how)
         mask = None if causal else seen(position_SQ, num_keys, how.window)[:, None]
+        if num_queries == 1:  # the heads that share keys become rows of one head: keys are read once for all of them
+            query_SGRD = query_SHQD.unflatten(1, (key_SGLD.shape[1], -1))[:, :, :, 0]
+            out_SGRD = _sdpa(query_SGRD, key_SGLD, value_SGLD, mask, how.scale, is_causal=False)
+            return out_SGRD.flatten(1, 2)[:, :, None]
         return _sdpa(query_SHQD, key_SGLD, value_SGLD, mask, how.scale, is_causal=causal)
 
 

@@ -138,7 +138,8 @@ class Stack:
         some = next((factors for factors in found if factors is not None), None)
         if some is None:
             return None
-        dtype = some[0].dtype if name == HEAD else self._dtype  # logits are float32
+        # logits are float32; and for one adapter, whose products are small, it is the faster dtype
+        dtype = some[0].dtype if name == HEAD or self.num_slots == 1 else self._dtype
         stacked = (
             some[0].new_zeros(len(found), some[0].shape[1], self._rank, dtype=dtype),
             some[1].new_zeros(len(found), self._rank, some[1].shape[0], dtype=dtype),

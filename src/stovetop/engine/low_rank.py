@@ -62,7 +62,7 @@ class Stacked:
     def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> None:
         x_NI = x_NI.to(self.a_KIR.dtype)
         if self.places.is_whole:
-            out_NO.addmm_(x_NI @ self.a_KIR[0], self.b_KRO[0])
+            out_NO += (x_NI @ self.a_KIR[0] @ self.b_KRO[0]).to(out_NO.dtype)
             return
         low_NO = torch.bmm(torch.bmm(x_NI[self.places.rows_KM], self.a_KIR), self.b_KRO).flatten(0, 1)
         kept_N = self.places.kept_N

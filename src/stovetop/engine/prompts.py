@@ -3,15 +3,17 @@
 common is not computed again.
 
 A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of one prompt, and goes round: a long
-prompt neither stalls the sequences that are being drawn nor the short prompts behind it. Keys and values of finished
-prompts are kept, the last used longest, up to `KEPT_TOKENS` positions; they are found again by the weights they were
-computed with, so new weights never meet old keys. A prompt whose own logprobs are asked for is computed whole.
+prompt neither stalls the sequences that are being drawn nor the short prompts behind it. A prompt whose first half is
+just being computed for another waits for that. Keys and values of finished prompts are kept, the last used longest, up
+to `KEPT_TOKENS` positions; they are found again by the weights they were computed with, so new weights never meet old
+keys. A prompt whose own logprobs are asked for is computed whole.
 
 Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
 """
 
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +57,11 @@ class Prompt:
     @property
     def wants_logprobs(self) -> bool:
         return isinstance(self.op, ComputeLogprobs) or self.op.include_prompt_logprobs
+
+    @property
+    def is_computed_whole(self) -> bool:
+        """Nothing is taken over from others, for logprobs of all its tokens are asked for."""
+        return self.wants_logprobs or self.num_top > 0
 
     @property
     def num_top(self) -> int:
@@ -109,20 +116,33 @@ class Prompts:
     def _turns(self) -> "list[_Turn]":
         """Those of one adapter lie side by side in the pass."""
         taken: list[tuple[Prompt, int]] = []
+        put_off: list[Prompt] = []
         room = STEP_TOKENS
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
+                if self._is_half_on_its_way(prompt, [other for other, _ in taken]):
+                    put_off.append(prompt)
+                    continue
                 self._reuse(prompt)
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
             taken.append((prompt, length))
             room -= length
+        self._waiting.extendleft(reversed(put_off))
         turns: list[_Turn] = []
         first_row = 0
         for prompt, length in sorted(taken, key=lambda item: id(item[0].weights)):
             turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, first_row)))
             first_row += length
         return turns
+
+    def _is_half_on_its_way(self, prompt: Prompt, taken: Sequence[Prompt]) -> bool:
+        """Whether a prompt that is being computed begins with the first half of this one, which can wait for it."""
+        if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
+            return False
+        half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
+        begun = [*taken, *(other for other in self._waiting if other.num_computed)]
+        return any(other.weights is prompt.weights and other.tokens[:half] == prompt.tokens[:half] for other in begun)
 
     def _compute(self, turns: "list[_Turn]") -> None:
         """One pass over all pieces: their keys and values enter the caches, their last rows are remembered."""
@@ -161,7 +181,7 @@ class Prompts:
         """Starts from the longest beginning that an earlier prompt of the same weights shares. The last token is always
         computed: drawing needs its hidden state."""
         prompt.cache.reserve(1, len(prompt.tokens))
-        if prompt.wants_logprobs or prompt.num_top:
+        if prompt.is_computed_whole:
             return
         best, best_length = None, MIN_SHARED_TOKENS - 1
         for number, kept in self._kept.items():
