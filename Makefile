@@ -16,7 +16,7 @@ demo: .venv/installed-demo
 
 test: .venv/installed-test
 	.venv/bin/stovetop fetch smollm2
-	.venv/bin/python -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 $(PYTEST_FLAGS)
 
 .venv/installed-demo: EXTRAS = gguf
 .venv/installed-test: EXTRAS = gguf,dev

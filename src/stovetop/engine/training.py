@@ -139,6 +139,8 @@ class Trainer:
         waiting = deque(self._passes([_Unit(index, datum) for index, job in enumerate(jobs) for datum in job.data]))
         while waiting:
             units = [unit for unit in waiting.popleft() if progress[unit.job].error is None]
+            if not units:
+                continue
             try:
                 self._pass(jobs, units, progress, backward=backward)
             except torch.OutOfMemoryError as error:
