@@ -26,6 +26,17 @@ def test_every_problem_is_asked_once_for_all_its_environments_and_the_metrics_be
     assert all(name.startswith("test/env/all/") for name in metrics)
 
 
+def test_a_page_of_the_last_round_is_written_where_it_is_asked_for(tmp_path: Path):
+    page = tmp_path / "test.html"
+    asked = RLTestSetEvaluator(answer_builders(ROWS, RENDERER, 2), max_tokens=3, num_groups_to_log=2, page=page)
+    with recording.open_service(tmp_path / "service") as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+        asyncio.run(RLTestSetEvaluator(answer_builders(ROWS, RENDERER, 2), max_tokens=3)(client))
+        assert not page.exists()
+        asyncio.run(asked(client))
+    assert page.read_text().count("<table>") == 2 * 2
+
+
 def test_all_batches_of_a_test_set_are_played(tmp_path: Path):
     problems = ProblemDataset(answer_builders(ROWS, RENDERER, 1), groups_per_batch=1)
     with recording.open_service(tmp_path) as service:

@@ -5,8 +5,10 @@ Shape suffixes: `P` problems.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from stovetop.client import SamplingClient
+from stovetop.rl.display import trajectories_page
 from stovetop.rl.metrics import compute_trajectory_metrics
 from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
@@ -23,6 +25,8 @@ class RLTestSetEvaluator:
     temperature: float = 1.0
     name: str = "test"
     seed: int | None = None  # of the answers; None: fresh ones each time
+    num_groups_to_log: int = 4  # on the page
+    page: Path | None = None  # an HTML file with the trajectories of the last round in numbers; None: no such file
 
     async def __call__(self, client: SamplingClient) -> dict[str, float]:
         if isinstance(self.dataset, Sequence):
@@ -32,5 +36,7 @@ class RLTestSetEvaluator:
         policy = SamplingPolicy(client, self.max_tokens, self.temperature, self.seed)
         rollouts = await do_rollouts(builders_P, policy)
         groups_P = [group for _, group in rollouts.owned_groups_P]
+        if self.page is not None:
+            self.page.write_text(trajectories_page(groups_P, self.name, self.num_groups_to_log))
         metrics = compute_trajectory_metrics(groups_P, [builder.logging_tags() for builder in builders_P])
         return {f"{self.name}/{name}": value for name, value in metrics.items()}
