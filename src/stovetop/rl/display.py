@@ -68,14 +68,12 @@ th, td {{ border: 1px solid #bbb; padding: 0.2rem 0.6rem; text-align: right; }} 
 def trajectories_page(groups_P: Sequence[TrajectoryGroup], title: str, num_groups: int = 4) -> str:
     """HTML with a table for each trajectory of the first groups: a row a turn with the lengths of observation and
     action and the reward, then what the group added at the end, and the total."""
-    parts = []
+    parts: list[str] = []
     for number, group in enumerate(groups_P[:num_groups], start=1):
-        rewards_G = zip(group.final_rewards_G, group.get_total_rewards(), strict=True)
-        for index, (trajectory, (final, total)) in enumerate(
-            zip(group.trajectories_G, rewards_G, strict=True), start=1
-        ):
-            parts.append(f"<h2>group {number}, trajectory {index}: {escape(str(trajectory.stop_reason))}</h2>")
-            parts.append(_table(trajectory, final, total))
+        totals_G = group.get_total_rewards()
+        for index, trajectory in enumerate(group.trajectories_G):
+            parts.append(f"<h2>group {number}, trajectory {index + 1}: {escape(str(trajectory.stop_reason))}</h2>")
+            parts.append(_table(trajectory, group.final_rewards_G[index], totals_G[index]))
     left_out = len(groups_P) - num_groups
     parts += [f"<p>{left_out} more groups are not shown.</p>"] if left_out > 0 else []
     return _PAGE.format(title=escape(title), body="".join(parts))
