@@ -23,7 +23,12 @@ from stovetop.preference.datasets import (
     preference_model_dataset,
     with_mismatched,
 )
-from stovetop.preference.types import Comparison, LabeledComparison, labeled_comparison_to_json
+from stovetop.preference.types import (
+    Comparison,
+    LabeledComparison,
+    labeled_comparison_from_json,
+    labeled_comparison_to_json,
+)
 from stovetop.renderers.images import image_part
 from stovetop.renderers.messages import Message, TextPart
 from stovetop.supervised.logprobs import full_sequence
@@ -221,6 +226,14 @@ def test_a_split_of_one_source_is_the_same_each_time_and_shares_nothing(tmp_path
     assert first == again
     assert (len(first.train), len(first.test)) == (7, 3)
     assert not set(map(str, first.train)) & set(map(str, first.test))
+
+
+def test_the_rows_themselves_come_in_the_sets_and_the_order_of_their_comparisons(tmp_path):
+    path = write(tmp_path / "all.jsonl", [labeled("A", f"q{index}") for index in range(10)])
+    builder = comparisons_from_jsonl(path, test_size=3)
+    rows, loaded = builder.get_train_and_test_datasets(), builder.get_labeled_comparisons()
+    assert [labeled_comparison_from_json(row) for row in rows.train] == list(loaded.train)
+    assert [labeled_comparison_from_json(row) for row in rows.test] == list(loaded.test)
 
 
 def test_a_row_of_jsonl_that_is_no_comparison_is_an_error_that_shows_it(tmp_path):

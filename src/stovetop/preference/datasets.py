@@ -34,6 +34,13 @@ log = logging.getLogger(__name__)
 # ---- rows to comparisons -----------------------------------------------------------------------------------------
 
 
+class RowSets(NamedTuple):
+    """Rows to train on and rows held out."""
+
+    train: Sequence[Row]
+    test: Sequence[Row]
+
+
 class LabeledComparisons(NamedTuple):
     """What a source came to. No comparison is in both sets."""
 
@@ -61,13 +68,16 @@ class ComparisonDatasetBuilderFromRows:
     test_size: int = 0  # comparisons held out: at most so many, and never more than half
     shuffle_seed: int = 0  # of the order, and thereby of which are held out
 
-    def get_labeled_comparisons(self) -> LabeledComparisons:
+    def get_train_and_test_datasets(self) -> RowSets:
+        """The rows, shuffled, before anything is made of them."""
         rows = load_rows(self.source, split=self.split)
         if self.test_source is None and self.test_split is None:
-            train_rows, test_rows = split_rows(rows, min(self.test_size, len(rows) // 2), self.shuffle_seed)
-        else:
-            train_rows = shuffled(rows, self.shuffle_seed)
-            test_rows = load_rows(self.test_source or self.source, split=self.test_split)
+            return RowSets(*split_rows(rows, min(self.test_size, len(rows) // 2), self.shuffle_seed))
+        test_rows = load_rows(self.test_source or self.source, split=self.test_split)
+        return RowSets(shuffled(rows, self.shuffle_seed), test_rows)
+
+    def get_labeled_comparisons(self) -> LabeledComparisons:
+        train_rows, test_rows = self.get_train_and_test_datasets()
         train = self._comparisons(train_rows, self.source)
         test = self._comparisons(test_rows, self.test_source or self.source)
         num_rows = len(train_rows) + len(test_rows)
