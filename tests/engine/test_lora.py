@@ -1,25 +1,14 @@
-"""Adapters: what a flag trains, how factors start, and that each acts on its own rows only."""
+"""Adapters: what a flag trains, how factors start, and the products that are made of them."""
 
 import math
-import random
 
 import pytest
 import torch
 
 from engine import tiny
 from stovetop.engine.arithmetic import Fast
-from stovetop.engine.lora import (
-    AdapterWeights,
-    LoraLinear,
-    Routing,
-    Rows,
-    Stack,
-    initial_weights,
-    rows_by_owner,
-    stacked_rows,
-)
+from stovetop.engine.lora import initial_weights
 from stovetop.engine.low_rank import LowRank, adapted_linear
-from stovetop.engine.packing import Segment
 from stovetop.types import LoraConfig
 
 HIDDEN, MLP, KEYS, LAYERS, RANK = 64, 96, 32, 2, 8
@@ -74,62 +63,3 @@ def test_the_written_out_linear_has_autograds_gradient_in_every_adapter_of_a_pas
         return adapted_linear(x_1NI, weight_OI, None, parts, Fast())
 
     assert torch.autograd.gradcheck(linear, leaves)
-
-
-def adapter(rank: int, generator: torch.Generator, name: str = "x") -> AdapterWeights:
-    tensors = {
-        f"{name}.A": torch.randn(rank, 6, generator=generator),
-        f"{name}.B": torch.randn(4, rank, generator=generator),
-    }
-    return AdapterWeights(LoraConfig(rank=rank), tensors)
-
-
-@torch.no_grad()
-def test_adapters_of_different_rank_and_targets_act_on_their_own_rows_looped_or_stacked() -> None:
-    generator = torch.Generator().manual_seed(0)
-    linear, routing = torch.nn.Linear(6, 4, bias=False).requires_grad_(False), Routing()
-    lora = LoraLinear(linear, "x", routing, Fast())
-    x_1NI = torch.randn(1, 7, 6, generator=generator)
-    first, second, elsewhere = adapter(2, generator), adapter(3, generator), adapter(3, generator, name="y")
-    owners = [first, second, None, first, second, elsewhere, second]
-    segments, cpu = [Segment(row, 1) for row in range(7)], torch.device("cpu")
-    plain_1NO = lora(x_1NI)
-    stacked = stacked_rows(owners, segments, cpu, Stack(torch.float32))
-    assert stacked is not None
-    for parts in (rows_by_owner(owners, segments, cpu), [stacked]):
-        routing.parts = parts
-        mixed_1NO = lora(x_1NI)
-        for rows, owner in (([0, 3], first), ([1, 4, 6], second)):
-            routing.parts = [Rows(owner)]
-            torch.testing.assert_close(mixed_1NO[:, rows], lora(x_1NI)[:, rows])
-        assert torch.equal(mixed_1NO[:, [2, 5]], plain_1NO[:, [2, 5]])
-
-
-@torch.no_grad()
-def test_a_stack_serves_any_sequence_of_batches_as_each_adapter_alone() -> None:
-    """Adapters join, leave and come again; ranks and numbers of rows change; some rows are the base model's."""
-    generator, cpu, chosen = torch.Generator().manual_seed(0), torch.device("cpu"), random.Random(0)
-    linear, routing, stack = torch.nn.Linear(6, 4, bias=False), Routing(), Stack(torch.float32)
-    lora = LoraLinear(linear.requires_grad_(False), "x", routing, Fast())
-    adapters = [adapter(1 + index % 3, generator, name="y" if index == 5 else "x") for index in range(9)]
-    sizes = set()
-    for _ in range(60):
-        present = chosen.sample(adapters, chosen.randint(1, len(adapters)))
-        owners = [chosen.choice([*present, None]) for _ in range(chosen.randint(1, 20))]
-        segments = [Segment(row, 1) for row in range(len(owners))]
-        stacked = stacked_rows(owners, segments, cpu, stack)
-        assert (stacked is None) == (set(owners) == {None})
-        x_1NI = torch.randn(1, len(owners), 6, generator=generator)
-        routing.parts = [] if stacked is None else [stacked]
-        ours = lora(x_1NI)
-        routing.parts = rows_by_owner(owners, segments, cpu)
-        torch.testing.assert_close(ours, lora(x_1NI))
-        sizes.add(stack.num_slots)
-    assert len(sizes) > 2
-
-
-def test_a_stack_is_refused_where_it_would_be_mostly_filling() -> None:
-    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
-    first, *others = (adapter(2, generator) for _ in range(8))
-    owners = [*[first] * 93, *others]
-    assert stacked_rows(owners, [Segment(row, 1) for row in range(100)], cpu, Stack(torch.float32)) is None

@@ -20,8 +20,9 @@ from stovetop.engine.arithmetic import ROW_MULTIPLE, RotaryTable, RowExact, Writ
 from stovetop.engine.attention import CachedAttention, PackedAttention, Piece, PieceAttention
 from stovetop.engine.block_attention import KEY_BLOCK, QUERY_MULTIPLE
 from stovetop.engine.kv_cache import KVCache
-from stovetop.engine.lora import Parts, Rows, initial_weights
+from stovetop.engine.lora import initial_weights
 from stovetop.engine.packing import Pack, Segment, pack
+from stovetop.engine.routing import Parts, Rows
 from stovetop.types import LoraConfig
 
 ROWS = (8, 32, 128)  # counts of rows that a linear is tried with

@@ -25,16 +25,10 @@ from stovetop.engine.arithmetic import Arithmetic, Fast, RowExact
 from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
 from stovetop.engine.block_attention import How
 from stovetop.engine.logprobs import Head
-from stovetop.engine.lora import (
-    LoraLinear,
-    Parts,
-    Routing,
-    Target,
-    low_ranks,
-    untrainable_parts,
-    wrap,
-)
+from stovetop.engine.lora import Target
+from stovetop.engine.lora_linear import LoraLinear, untrainable_parts, wrap
 from stovetop.engine.packing import Pack, pack
+from stovetop.engine.routing import Parts, Routing, low_ranks
 from stovetop.engine.target_names import HEAD
 from stovetop.errors import InvalidRequest
 from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_model, load_gguf_tokenizer

@@ -22,10 +22,11 @@ from torch import Tensor
 from stovetop.engine.attention import Piece, PieceAttention
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.logprobs import pair_logprobs, top_logprobs
-from stovetop.engine.lora import AdapterWeights, Rows, rows_by_owner
+from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
 from stovetop.engine.packing import MIN_SHARED_TOKENS, Pack, Segment, common_length
+from stovetop.engine.routing import Rows, rows_by_owner
 
 STEP_TOKENS = 2048
 PIECE_TOKENS = 512

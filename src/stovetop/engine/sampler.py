@@ -19,11 +19,12 @@ import torch
 from stovetop.engine.attention import CachedAttention
 from stovetop.engine.drawing import draw
 from stovetop.engine.kv_cache import KVCache
-from stovetop.engine.lora import AdapterWeights, Parts, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import Finished, Sample, Ticket
 from stovetop.engine.packing import Pack, Segment
 from stovetop.engine.prompts import Prompt, Prompts
+from stovetop.engine.routing import Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.stops import Stops, stops_of
 from stovetop.types import SampledSequence, SampleResponse, SamplingParams
 

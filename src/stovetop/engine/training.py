@@ -21,12 +21,13 @@ from torch import Tensor
 
 from stovetop.engine.attention import PackedAttention
 from stovetop.engine.logprobs import pair_logprobs
-from stovetop.engine.lora import AdapterWeights, Rows, factors_of
+from stovetop.engine.lora import AdapterWeights, factors_of
 from stovetop.engine.loss_math import LossInputs, loss_sum
 from stovetop.engine.low_rank import ALL
 from stovetop.engine.model import BaseModel
 from stovetop.engine.optim import Moments, Tensors, adamw
 from stovetop.engine.packing import Pack, joined, micro_batches, pack
+from stovetop.engine.routing import Rows
 from stovetop.engine.target_names import HEAD
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.losses import Loss, temperature_of

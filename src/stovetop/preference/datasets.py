@@ -72,7 +72,8 @@ class ComparisonDatasetBuilderFromRows:
         """The rows, shuffled, before anything is made of them."""
         rows = load_rows(self.source, split=self.split)
         if self.test_source is None and self.test_split is None:
-            return RowSets(*split_rows(rows, min(self.test_size, len(rows) // 2), self.shuffle_seed))
+            train_rows, test_rows = split_rows(rows, min(self.test_size, len(rows) // 2), self.shuffle_seed)
+            return RowSets(train_rows, test_rows)
         test_rows = load_rows(self.test_source or self.source, split=self.test_split)
         return RowSets(shuffled(rows, self.shuffle_seed), test_rows)
 
