@@ -12,6 +12,7 @@ from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.model import BaseModel, adopt
+from stovetop.engine.routing import Stack
 from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training import Adapter
 from stovetop.errors import InvalidRequest
@@ -197,6 +198,24 @@ def test_in_the_deterministic_mode_a_pass_holds_one_adapter() -> None:
     for adapter in adapters:
         engine.submit(ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(9, 0))], CrossEntropy()))
     assert [len(engine.step()) for _ in range(2)] == [1, 1]
+
+
+def test_who_joins_a_running_batch_costs_only_the_copy_of_his_own_adapter(
+    fast: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, copies = Engine(fast), []
+    first, second = (tiny.trained_adapter(engine, seed).weights for seed in range(2))
+    for name in ("_start_over", "_fill"):
+        original = getattr(Stack, name)
+        monkeypatch.setattr(Stack, name, lambda *args, made=original: (copies.append(args), made(*args)))
+    for number, weights in enumerate([first, second, second, first, second]):
+        params = SamplingParams(30, number, [])
+        engine.submit(ops.Sample(weights, ModelInput.from_ints(tiny.tokens(5, number)), 1, params, False, 0))
+        for _ in range(3):
+            engine.step()
+    assert len(copies) == 2
+    while not engine.idle:
+        engine.step()
 
 
 # ---- what runs with what ---------------------------------------------------------------------------------------------

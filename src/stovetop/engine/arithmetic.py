@@ -159,12 +159,12 @@ class RowExact:
         self._layouts.add(weight_OI)
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        packed = self._layouts.of(weight_OI)
         x_NI = x.reshape(-1, x.shape[-1])
         padding = -x_NI.shape[0] % ROW_MULTIPLE
         padded_NI = F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI.contiguous()
-        layout = weight_OI if packed is None else packed
-        out_NO = torch.ops.mkldnn._linear_pointwise(padded_NI, layout, None, "none", [], "")[: x_NI.shape[0]]
+        layout = self._layouts.of(weight_OI)  # None: no frozen weight but a factor of an adapter
+        weight = weight_OI if layout is None else layout
+        out_NO = torch.ops.mkldnn._linear_pointwise(padded_NI, weight, None, "none", [], "")[: x_NI.shape[0]]
         if bias_O is not None:
             out_NO += bias_O
         return out_NO.view(*x.shape[:-1], -1)

@@ -18,6 +18,7 @@ Shapes: `N` packed tokens, `H` query heads, `G` key/value heads, `D` head size, 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -163,6 +164,13 @@ class Piece:
     @property
     def rows(self) -> slice:
         return slice(self.first_row, self.first_row + self.length)
+
+
+def pack_of_pieces(pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Pack:
+    """The pass in which they are computed: piece i has the tokens `tokens[i]`."""
+    segments = [Segment(piece.first_row, piece.length) for piece in pieces]
+    positions_N = [position for piece in pieces for position in range(piece.start, piece.end)]
+    return Pack(list(chain.from_iterable(tokens)), positions_N, segments, segments)
 
 
 class PieceAttention:

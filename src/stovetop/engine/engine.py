@@ -62,12 +62,12 @@ class Engine:
 
     def step(self) -> list[ops.Finished]:
         tickets, newcomers = self._scheduler.next_in_order(), self._scheduler.take_sampling()
-        self._residency.use(holders_of(ticket.op for ticket in (*tickets, *newcomers)))
+        self._residency.use(_holders_of(ticket.op for ticket in (*tickets, *newcomers)))
         finished = self._run(tickets)
         for ticket in newcomers:
             self._sampler.add(ticket)
         finished += self._sample()
-        self._residency.use(holders_of(done for each in finished for done in (each.ticket.op, each.result)))
+        self._residency.use(_holders_of(done for each in finished for done in (each.ticket.op, each.result)))
         self._residency.tidy(in_use=self._sampler.weights_in_use())
         return finished
 
@@ -145,22 +145,20 @@ class Engine:
         return saved
 
 
-def holders_of(things: Iterable[Any]) -> list[Holder]:
+def _holders_of(things: Iterable[Any]) -> list[Holder]:
     """The values with tensors that ops and their results have to do with."""
     holders: list[Holder] = []
     for thing in things:
         match thing:
             case ops.Sample() | ops.ComputeLogprobs():
                 holders += [] if thing.weights is None else [thing.weights]
-            case Adapter():
-                holders += [thing.weights, thing.moments]
             case AdapterWeights():
                 holders.append(thing)
-            case ops.Forward() | ops.ForwardBackward() | ops.ForwardBackwardCustom() | ops.OptimStep():
+            case Adapter():
+                holders += [thing.weights, thing.moments]
+            case _ if isinstance(thing, ops.AdapterOp):
                 holders += [thing.adapter.weights, thing.adapter.moments]
-            case ops.SaveAdapter() | ops.RestoreAdapter() | ops.Freeze():
-                holders += [thing.adapter.weights, thing.adapter.moments]
-            case _:
+            case _:  # answers, and ops that make something new
                 pass
     return holders
 

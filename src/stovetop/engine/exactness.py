@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stovetop.engine.arithmetic import ROW_MULTIPLE, RotaryTable, RowExact, WrittenOutSiLU
-from stovetop.engine.attention import CachedAttention, PackedAttention, Piece, PieceAttention
+from stovetop.engine.attention import CachedAttention, PackedAttention, Piece, PieceAttention, pack_of_pieces
 from stovetop.engine.block_attention import KEY_BLOCK, QUERY_MULTIPLE
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.lora import initial_weights
@@ -194,8 +194,5 @@ def _fill(
         cache.reserve(1, len(prompt))
         pieces.append(Piece(cache, start, end - start, first_row))
         first_row += end - start
-    tokens_N = [t for prompt, start, end in zip(prompts, starts, ends, strict=True) for t in prompt[start:end]]
-    positions_N = [position for piece in pieces for position in range(piece.start, piece.end)]
-    segments = [Segment(piece.first_row, piece.length) for piece in pieces]
-    plan = PieceAttention(pieces, base.arithmetic, base.device)
-    base.hidden_states(Pack(tokens_N, positions_N, segments, segments), plan, parts)
+    packed = pack_of_pieces(pieces, [prompt[p.start : p.end] for prompt, p in zip(prompts, pieces, strict=True)])
+    base.hidden_states(packed, PieceAttention(pieces, base.arithmetic, base.device), parts)

@@ -3,8 +3,8 @@
 
 Slots 0..S-1 are in use and contiguous, so decoding reads a view. A slot that ends is filled with the last one.
 
-Shapes: `S` slots, `G` key/value heads, `L` positions, `D` head size, `M` rows of one write, `T` a
-run of positions.
+Shapes: `S` slots, `G` key/value heads, `L` positions, `D` head size, `M` rows of one write, `T`
+positions of a run.
 """
 
 from torch import Tensor

@@ -138,7 +138,9 @@ def adopt(
         raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")
     if obstacle and wanted:
         log.info("base model %r runs without bit-equal sampler and trainer: %s", name, obstacle)
-    return base if isinstance(base.arithmetic, Fast) or not obstacle else _prepacked(_with_arithmetic(base, Fast()))
+    if obstacle and isinstance(base.arithmetic, RowExact):  # found by trying
+        return _prepacked(_with_arithmetic(base, Fast()))
+    return base
 
 
 def _wrapped(

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stovetop.engine.attention import Piece, PieceAttention
+from stovetop.engine.attention import Piece, PieceAttention, pack_of_pieces
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.logprobs import pair_logprobs, top_logprobs
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
-from stovetop.engine.packing import MIN_SHARED_TOKENS, Pack, Segment, common_length
+from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length
 from stovetop.engine.routing import Rows, rows_by_owner
 
 STEP_TOKENS = 2048
@@ -118,14 +118,16 @@ class Prompts:
         """Those of one adapter lie side by side in the pass."""
         taken: list[tuple[Prompt, int]] = []
         put_off: list[Prompt] = []
+        begun = [prompt for prompt in self._waiting if prompt.num_computed]
         room = STEP_TOKENS
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
-                if self._is_half_on_its_way(prompt, [other for other, _ in taken]):
+                if _is_half_on_its_way(prompt, begun):
                     put_off.append(prompt)
                     continue
                 self._reuse(prompt)
+                begun.append(prompt)
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
             taken.append((prompt, length))
             room -= length
@@ -137,23 +139,13 @@ class Prompts:
             first_row += length
         return turns
 
-    def _is_half_on_its_way(self, prompt: Prompt, taken: Sequence[Prompt]) -> bool:
-        """Whether a prompt that is being computed begins with the first half of this one, which can wait for it."""
-        if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
-            return False
-        half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
-        begun = [*taken, *(other for other in self._waiting if other.num_computed)]
-        return any(other.weights is prompt.weights and other.tokens[:half] == prompt.tokens[:half] for other in begun)
-
     def _compute(self, turns: "list[_Turn]") -> None:
         """One pass over all pieces: their keys and values enter the caches, their last rows are remembered."""
         pieces = [turn.piece for turn in turns]
-        segments = [Segment(piece.first_row, piece.length) for piece in pieces]
-        tokens_N = [token for turn in turns for token in turn.tokens]
-        positions_N = [position for piece in pieces for position in range(piece.start, piece.end)]
+        packed = pack_of_pieces(pieces, [turn.tokens for turn in turns])
         plan = PieceAttention(pieces, self._model.arithmetic, self._model.device)
-        parts = rows_by_owner([turn.prompt.weights for turn in turns], segments, self._model.device)
-        hidden_NE = self._model.hidden_states(Pack(tokens_N, positions_N, segments, segments), plan, parts)
+        parts = rows_by_owner([turn.prompt.weights for turn in turns], packed.segments, self._model.device)
+        hidden_NE = self._model.hidden_states(packed, plan, parts)
         for turn in turns:
             hidden_TE = hidden_NE[turn.piece.rows]
             self._score(turn, hidden_TE)
@@ -204,6 +196,14 @@ class Prompts:
         self._kept[self._number] = _Kept(of_weights, prompt.tokens, prompt.cache)
         while sum(len(kept.tokens) for kept in self._kept.values()) > KEPT_TOKENS:
             self._kept.popitem(last=False)
+
+
+def _is_half_on_its_way(prompt: Prompt, begun: Sequence[Prompt]) -> bool:
+    """Whether a prompt that is being computed begins with the first half of this one, which can wait for it."""
+    if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
+        return False
+    half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
+    return any(other.weights is prompt.weights and other.tokens[:half] == prompt.tokens[:half] for other in begun)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,18 +116,21 @@ class Sampler:
 
     def weights_in_use(self) -> list[AdapterWeights]:
         """Those of everything that waits or runs."""
-        requests = [*self._ready, *(sequence.request for sequence in self._running)]
-        prompts = [*self._prompts.waiting, *(request.prompt for request in requests)]
+        prompts = [*self._prompts.waiting, *(request.prompt for request in self._requests())]
         return [prompt.weights for prompt in prompts if prompt.weights is not None]
 
     def drop_all(self) -> list[Ticket]:
         """Forgets everything that goes on; its tickets."""
-        requests = [*self._ready, *(sequence.request for sequence in self._running)]
-        tickets = dict.fromkeys([*self._prompts.drop_all(), *(request.prompt.ticket for request in requests)])
+        computed = [request.prompt.ticket for request in self._requests()]
+        tickets = dict.fromkeys([*self._prompts.drop_all(), *computed])
         self._ready.clear()
         self._running.clear()
         self._cache.clear()
         return list(tickets)
+
+    def _requests(self) -> list[_Request]:
+        """Those whose prompts are computed."""
+        return [*self._ready, *(sequence.request for sequence in self._running)]
 
     def _computed(self, prompt: Prompt) -> list[Finished]:
         """A prompt is ready to be continued, or, if only its logprobs were asked for, it is done."""
@@ -163,7 +166,9 @@ class Sampler:
             self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens))
         last_hidden = [sequence.request.prompt.last_hidden_E for sequence in newcomers]
         hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
-        return self._extend(newcomers, hidden_SE, self._parts(newcomers))
+        # not the stack: it is that of all who run, and would take the newcomers for all
+        parts = rows_by_owner(*_one_row_each(newcomers), self._model.device)
+        return self._extend(newcomers, hidden_SE, parts)
 
     def _fits(self, request: _Request) -> bool:
         if not self._running:
@@ -201,9 +206,8 @@ class Sampler:
         return [answer for sequence in sequences if sequence.ended() for answer in self._leave(sequence)]
 
     def _parts(self, sequences: list[_Running]) -> Parts:
-        """Which row belongs to which adapter, one row a sequence."""
-        owners = [sequence.request.prompt.weights for sequence in sequences]
-        singles = [Segment(row, 1) for row in range(len(sequences))]
+        """Which row belongs to which adapter, when all running sequences have one."""
+        owners, singles = _one_row_each(sequences)
         if self._model.arithmetic.can_stack:
             stacked = stacked_rows(owners, singles, self._model.device, self._stack)
             if stacked is not None:
@@ -223,3 +227,9 @@ class Sampler:
         name = f"{request.prompt.ticket.number}:{sequence.index}"
         request.done[sequence.index] = SampledSequence(reason, sequence.tokens, sequence.logprobs, name)
         return [request.answer()] if None not in request.done else []
+
+
+def _one_row_each(sequences: list[_Running]) -> tuple[list[AdapterWeights | None], list[Segment]]:
+    """Whose each row of a pass is that has one row for each of these, in their order."""
+    owners = [sequence.request.prompt.weights for sequence in sequences]
+    return owners, [Segment(row, 1) for row in range(len(sequences))]
