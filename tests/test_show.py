@@ -109,3 +109,8 @@ def test_a_chat_of_flagged_messages_is_read_back_turn_by_turn() -> None:
     assert "assistant\n¦b<|im_end|>¦\n" in lines[1]
     assert "assistant\nd<|im_end|>\n" in lines[1]
     assert [line for line in lines if line.startswith("  text")] == ["  text       'b'", "  text       'd'"]
+
+
+def test_a_missing_file_is_named_before_the_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("unknown/model", "nothere.jsonl") == 1
+    assert "no such file; give the path of one, or sample:NAME: 'nothere.jsonl'" in capsys.readouterr().err

@@ -405,6 +405,7 @@ def _show_chats(options: argparse.Namespace, train_on_what: "TrainOnWhat") -> No
     from stovetop.tokenizer import get_tokenizer
     from stovetop.tracking.show import describe_chat
 
+    chats = load_chats(options.chats)  # before a hub is asked, which takes its time to say no
     try:
         tokenizer = get_tokenizer(options.tokenizer or options.model)
     except UnknownName as error:
@@ -412,7 +413,6 @@ def _show_chats(options: argparse.Namespace, train_on_what: "TrainOnWhat") -> No
     name = options.renderer or recommended_renderer_name(tokenizer, options.model)
     renderer = get_renderer(name, tokenizer)
     colours = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
-    chats = load_chats(options.chats)
     for number, messages in enumerate(chats[: options.limit], start=1):
         print(f"---- chat {number} of {len(chats)}, {name}, {train_on_what}")
         for line in describe_chat(renderer, messages, train_on_what, colours=colours):

@@ -84,7 +84,7 @@ def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
     if source.startswith(_SAMPLE):
         return _open_sample(source)
     if not path.is_file():
-        raise InvalidRequest(f"there is no such file: {source!r}")
+        raise InvalidRequest(f"there is no such file; give the path of one, or sample:NAME: {source!r}")
     if path.suffix == ".parquet":
         return _open_hub("parquet", _HubPart(streaming=True), data_files=str(path))
     return _parse_file(path, source)

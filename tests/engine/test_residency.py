@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from engine import tiny
+from stovetop.backends.local import open_service
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.optim import Moments
 from stovetop.engine.residency import Residency
+from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import LoraConfig, ModelInput, SamplingParams
 
@@ -103,3 +105,8 @@ def test_weights_that_wait_for_their_turn_in_the_sampler_are_not_moved(tmp_path:
         answers |= {done.ticket: done.result.sequences for done in engine.step()}
     for ticket, sequences in zip(tickets, expected, strict=True):
         assert [s.logprobs for s in answers[ticket]] == [s.logprobs for s in sequences]
+
+
+def test_a_limit_below_zero_is_refused_when_the_service_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="max_adapter_bytes must not be negative; leave it out.*: -1"):
+        open_service(storage=tmp_path, max_adapter_bytes=-1)

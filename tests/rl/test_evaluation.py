@@ -1,8 +1,11 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from stovetop.backends import recording
 from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.errors import InvalidRequest
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.problem_env import ProblemDataset, answer_builders
@@ -27,7 +30,7 @@ def test_every_problem_is_asked_once_for_all_its_environments_and_the_metrics_be
 
 
 def test_a_page_of_the_last_round_is_written_where_it_is_asked_for(tmp_path: Path):
-    page = tmp_path / "test.html"
+    page = tmp_path / "pages" / "test.html"
     asked = RLTestSetEvaluator(answer_builders(ROWS, RENDERER, 2), max_tokens=3, num_groups_to_log=2, page=page)
     with recording.open_service(tmp_path / "service") as service:
         client = service.create_sampling_client(base_model="any/name").result()
@@ -35,6 +38,11 @@ def test_a_page_of_the_last_round_is_written_where_it_is_asked_for(tmp_path: Pat
         assert not page.exists()
         asyncio.run(asked(client))
     assert page.read_text().count("<table>") == 2 * 2
+
+
+def test_a_number_of_groups_below_zero_is_refused_before_anything_is_played():
+    with pytest.raises(InvalidRequest, match="num_groups_to_log must not be negative: -1"):
+        RLTestSetEvaluator([], max_tokens=3, num_groups_to_log=-1)
 
 
 def test_all_batches_of_a_test_set_are_played(tmp_path: Path):

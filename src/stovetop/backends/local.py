@@ -52,7 +52,9 @@ def open_service(
     if max_tokens_per_pass < 1:
         raise InvalidRequest(f"max_tokens_per_pass must be positive: {max_tokens_per_pass}")
     if max_adapter_bytes is not None and max_adapter_bytes < 0:
-        raise InvalidRequest(f"max_adapter_bytes must not be negative: {max_adapter_bytes}")
+        raise InvalidRequest(
+            f"max_adapter_bytes must not be negative; leave it out for half of what is free: {max_adapter_bytes}"
+        )
 
     def open_engine(base_model: str) -> ops.Engine:
         import torch

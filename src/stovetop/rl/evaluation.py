@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stovetop.client import SamplingClient
+from stovetop.errors import InvalidRequest
 from stovetop.rl.display import trajectories_page
 from stovetop.rl.metrics import compute_trajectory_metrics
 from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
@@ -28,6 +29,10 @@ class RLTestSetEvaluator:
     num_groups_to_log: int = 4  # on the page
     page: Path | None = None  # an HTML file with the trajectories of the last round in numbers; None: no such file
 
+    def __post_init__(self) -> None:
+        if self.num_groups_to_log < 0:
+            raise InvalidRequest(f"num_groups_to_log must not be negative: {self.num_groups_to_log}")
+
     async def __call__(self, client: SamplingClient) -> dict[str, float]:
         if isinstance(self.dataset, Sequence):
             builders_P = self.dataset
@@ -37,6 +42,7 @@ class RLTestSetEvaluator:
         rollouts = await do_rollouts(builders_P, policy)
         groups_P = [group for _, group in rollouts.owned_groups_P]
         if self.page is not None:
+            self.page.parent.mkdir(parents=True, exist_ok=True)
             self.page.write_text(trajectories_page(groups_P, self.name, self.num_groups_to_log))
         metrics = compute_trajectory_metrics(groups_P, [builder.logging_tags() for builder in builders_P])
         return {f"{self.name}/{name}": value for name, value in metrics.items()}
