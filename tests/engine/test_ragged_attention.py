@@ -11,9 +11,9 @@ from engine import tiny
 from stovetop.engine import ragged_attention
 from stovetop.engine.arithmetic import Fast
 from stovetop.engine.attention import PackedAttention
-from stovetop.engine.block_attention import How
 from stovetop.engine.packing import pack
 from stovetop.engine.ragged_attention import RaggedLayout, can_run_ragged
+from stovetop.engine.sight import How
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 PREFIX = tiny.tokens(12, 0)

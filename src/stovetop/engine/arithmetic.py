@@ -23,7 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stovetop.engine.block_attention import KEY_BLOCK, How, row_exact, seen
+from stovetop.engine.block_attention import KEY_BLOCK, row_exact, row_exact_after_prefix
+from stovetop.engine.shared_prefix import SharedRows
+from stovetop.engine.sight import How, Seen
 
 
 class Arithmetic(Protocol):
@@ -57,12 +59,14 @@ class Arithmetic(Protocol):
         """Adds x·Wᵀ to `out_NO`, in place. All have one dtype."""
         ...
 
-    def attention(
-        self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
+    def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
+        """(S, H, Q, D). Not differentiable: see `block_attention.attention_gradients`."""
+        ...
+
+    def attention_after_prefix(
+        self, query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How
     ) -> Tensor:
-        """(S, H, Q, D). Row q of call s sees keys 0..position_SQ[s, q], or as many of the last of them as the window
-        lets it. `position_SQ` may have a first dimension of 1. Keys that nobody sees are finite. Not differentiable:
-        see `block_attention.attention_gradients`."""
+        """The same for one row a call, which sees its prefix before its own keys. `how` is plain."""
         ...
 
 
@@ -95,25 +99,43 @@ class Fast:
     def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
         out_NO.addmm_(x_NI, weight_OI.t())
 
-    def attention(
-        self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
-    ) -> Tensor:
+    def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
+        key_SGLD, value_SGLD, sight = own
         num_queries, num_keys = query_SHQD.shape[2], key_SGLD.shape[2]
-        starts_at_zero = position_SQ.shape[0] == 1 and num_queries == num_keys
-        causal = starts_at_zero and (how.window is None or how.window >= num_keys)
         if how.softcap is not None or how.sinks_H is not None:
-            seen_S1QL = seen(position_SQ, num_keys, how.window)[:, None]
-            return _spelled_out(query_SHQD, key_SGLD, value_SGLD, seen_S1QL, how)
-        mask = None if causal else seen(position_SQ, num_keys, how.window)[:, None]
-        if num_queries == 1:  # the heads that share keys become rows of one head: keys are read once for all of them
-            query_SGRD = query_SHQD.unflatten(1, (key_SGLD.shape[1], -1))[:, :, :, 0]
-            out_SGRD = _sdpa(query_SGRD, key_SGLD, value_SGLD, mask, how.scale, is_causal=False)
+            return _spelled_out(query_SHQD, own, how)
+        starts_at_zero = sight.position_SQ.shape[0] == 1 and num_queries == num_keys
+        if starts_at_zero and (how.window is None or how.window >= num_keys):
+            return _sdpa(query_SHQD, key_SGLD, value_SGLD, None, how.scale, is_causal=True)
+        penalty = sight.penalty(num_keys, how.window, query_SHQD.dtype)
+        if num_queries == 1:
+            query_SGRD = _single_rows(query_SHQD, key_SGLD)
+            out_SGRD = _sdpa(query_SGRD, key_SGLD, value_SGLD, penalty, how.scale, is_causal=False)
             return out_SGRD.flatten(1, 2)[:, :, None]
-        return _sdpa(query_SHQD, key_SGLD, value_SGLD, mask, how.scale, is_causal=causal)
+        return _sdpa(query_SHQD, key_SGLD, value_SGLD, penalty, how.scale, is_causal=False)
+
+    def attention_after_prefix(
+        self, query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How
+    ) -> Tensor:
+        """Two softmaxes, over the prefix and over what follows, weighted by the sums of their exponentials."""
+        query_SGRD = _single_rows(query_SHQD, own.key_SGLD)
+        first, first_sum = _with_log_sum(shared.gathered(query_SGRD), prefix, how.scale)
+        last_SGRD, last_sum_SGR1 = _with_log_sum(query_SGRD, own, how.scale)
+        repeats = query_SGRD.shape[2]
+        first_SGRD = shared.scattered(first, repeats, missing=0.0)
+        first_sum_SGR1 = shared.scattered(first_sum, repeats, missing=-math.inf)
+        weight_SGR1 = (first_sum_SGR1 - last_sum_SGR1).sigmoid_().to(last_SGRD.dtype)
+        return torch.lerp(last_SGRD, first_SGRD, weight_SGR1).flatten(1, 2)[:, :, None]
 
 
 def _computes_in_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _single_rows(query_SHQD: Tensor, key_SGLD: Tensor) -> Tensor:
+    """(S, G, R, D): of one query row a call, the heads that share keys become rows of one head, so that keys are read
+    once for all of them."""
+    return query_SHQD.unflatten(1, (key_SGLD.shape[1], -1)).squeeze(3)
 
 
 def _sdpa(
@@ -125,15 +147,28 @@ def _sdpa(
     )
 
 
-def _spelled_out(query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, seen_S1QL: Tensor, how: How) -> Tensor:
+def _with_log_sum(query_SGRD: Tensor, seen: Seen, scale: float) -> tuple[Tensor, Tensor]:
+    """The weighted values (S, G, R, D), and the logarithm of the sum of the exponentials of the scores (S, G, R, 1)."""
+    penalty = seen.sight.penalty(seen.key_SGLD.shape[2], None, query_SGRD.dtype)
+    if query_SGRD.device.type == "cpu":  # what the library's attention runs there, which keeps the sums to itself
+        out_SGRD, sum_SGR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query_SGRD, seen.key_SGLD, seen.value_SGLD, 0.0, False, attn_mask=penalty, scale=scale
+        )
+        return out_SGRD, sum_SGR[..., None]
+    scores_SGRL = (query_SGRD @ seen.key_SGLD.transpose(-1, -2)).float() * scale + penalty
+    sum_SGR1 = scores_SGRL.logsumexp(-1, keepdim=True)
+    return (scores_SGRL - sum_SGR1).exp().to(seen.value_SGLD.dtype) @ seen.value_SGLD, sum_SGR1
+
+
+def _spelled_out(query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
     """For what the fused kernels cannot do: soft-capped scores (Gemma 2) and sinks (gpt-oss)."""
-    repeats = query_SHQD.shape[1] // key_SGLD.shape[1]
-    key_SHLD = key_SGLD.repeat_interleave(repeats, 1)
-    value_SHLD = value_SGLD.repeat_interleave(repeats, 1)
+    repeats = query_SHQD.shape[1] // own.key_SGLD.shape[1]
+    key_SHLD = own.key_SGLD.repeat_interleave(repeats, 1)
+    value_SHLD = own.value_SGLD.repeat_interleave(repeats, 1)
     scores_SHQL = (query_SHQD @ key_SHLD.transpose(-1, -2)) * how.scale
     if how.softcap is not None:
         scores_SHQL = how.softcap * torch.tanh(scores_SHQL / how.softcap)
-    scores_SHQL = scores_SHQL.float().masked_fill(~seen_S1QL, -math.inf)
+    scores_SHQL = scores_SHQL.float().masked_fill(own.sight.hidden(key_SHLD.shape[2], how.window), -math.inf)
     if how.sinks_H is not None:
         sinks_SHQ1 = how.sinks_H.float().view(1, -1, 1, 1).expand(*scores_SHQL.shape[:-1], 1)
         scores_SHQL = torch.cat([scores_SHQL, sinks_SHQ1], -1)
@@ -172,10 +207,13 @@ class RowExact:
     def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
         out_NO += self.linear(x_NI, weight_OI)
 
-    def attention(
-        self, query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How
+    def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
+        return row_exact(query_SHQD, own, how)
+
+    def attention_after_prefix(
+        self, query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How
     ) -> Tensor:
-        return row_exact(query_SHQD, key_SGLD, value_SGLD, position_SQ, how)
+        return row_exact_after_prefix(query_SHQD, own, prefix, shared, how)
 
 
 class _Layouts:

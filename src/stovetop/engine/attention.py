@@ -27,12 +27,15 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from stovetop.engine.arithmetic import Arithmetic
-from stovetop.engine.block_attention import How, attention_gradients
+from stovetop.engine.block_attention import attention_gradients
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.packing import Pack, Segment
 from stovetop.engine.ragged_attention import RaggedLayout, can_run_ragged, ragged_attention
+from stovetop.engine.shared_prefix import PrefixPass
+from stovetop.engine.sight import How, Seen, Sight
 
 NAME = "stovetop"
+KEY_MULTIPLE = 16  # of the keys that decoding reads, more of which than it needs are there: kernels like round numbers
 
 
 class AttentionPlan(Protocol):
@@ -71,12 +74,12 @@ AttentionInterface.register(NAME, attend)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """Segments of one shape: `query_SQ` their rows, `key_SL` the rows they see, `position_1Q` where the former stand
+    """Segments of one shape: `query_SQ` their rows, `key_SL` the rows that they see, `sight` where the former stand
     among the latter."""
 
     query_SQ: Tensor
     key_SL: Tensor
-    position_1Q: Tensor
+    sight: Sight
 
 
 class PackedAttention:
@@ -114,7 +117,7 @@ class _PackedAttention(torch.autograd.Function):
             padding = (0, 0, 0, -bucket.key_SL.shape[1] % arithmetic.key_multiple)
             if padding[-1]:
                 key_SGLD, value_SGLD = F.pad(key_SGLD, padding), F.pad(value_SGLD, padding)
-            out_SHQD = arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, bucket.position_1Q, how)
+            out_SHQD = arithmetic.attention(query_SHQD, Seen(key_SGLD, value_SGLD, bucket.sight), how)
             out_NHD[bucket.query_SQ] = out_SHQD.transpose(1, 2)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(query_HND, key_GND, value_GND, out_NHD)
@@ -130,7 +133,7 @@ class _PackedAttention(torch.autograd.Function):
             query_SHQD, key_SGLD, value_SGLD = _of_bucket(bucket, query_HND, key_GND, value_GND)
             out_SHQD, d_out_SHQD = (t[bucket.query_SQ].transpose(1, 2) for t in (out_NHD, gradients[0]))
             d_query_SHQD, d_key_SGLD, d_value_SGLD = attention_gradients(
-                query_SHQD, key_SGLD, value_SGLD, bucket.position_1Q, ctx.how, out_SHQD, d_out_SHQD
+                query_SHQD, key_SGLD, value_SGLD, bucket.sight, ctx.how, out_SHQD, d_out_SHQD
             )
             d_query_HND[:, bucket.query_SQ] = d_query_SHQD.transpose(0, 1)
             for d_own_SGLD, d_GND in ((d_key_SGLD, d_key_GND), (d_value_SGLD, d_value_GND)):
@@ -189,36 +192,43 @@ class PieceAttention:
         out_NHD = query_HND.new_empty(num_rows, num_heads, value_GND.shape[-1])
         for alike in self._alike:
             start, end = alike[0].start, alike[0].end
-            position_Q = torch.arange(start, end, device=self._device)
+            sight = Sight(torch.arange(start, end, device=self._device)[None])
             for piece in alike:
                 piece.cache.write_run(layer, 0, start, key_GND[:, piece.rows], value_GND[:, piece.rows])
             num_keys = end + -end % self._arithmetic.key_multiple
             caches = [piece.cache.read(layer, 1, num_keys) for piece in alike]
             key_SGLD, value_SGLD = (torch.cat([cache[i] for cache in caches]) for i in (0, 1))
             query_SHQD = torch.stack([query_HND[:, piece.rows] for piece in alike])
-            out_SHQD = self._arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, position_Q[None], how)
+            out_SHQD = self._arithmetic.attention(query_SHQD, Seen(key_SGLD, value_SGLD, sight), how)
             for piece, out_HQD in zip(alike, out_SHQD, strict=True):
                 out_NHD[piece.rows] = out_HQD.transpose(0, 1)
         return out_NHD
 
 
 class CachedAttention:
-    """One new token in each of the first `S` slots: its key and value enter the cache, its query sees the slot."""
+    """One new token in each of the first `S` slots: its key and value enter the cache at `positions_S`, its query sees
+    the slot, and before it the prefix that the slot goes on from."""
 
-    def __init__(self, cache: KVCache, arithmetic: Arithmetic, positions_S: Tensor) -> None:
+    def __init__(
+        self, cache: KVCache, arithmetic: Arithmetic, positions_S: Tensor, prefixes: PrefixPass | None = None
+    ) -> None:
         self._arithmetic = arithmetic
         self._cache = cache
         self._positions_S = positions_S
+        self._prefixes = prefixes
+        self._sight = Sight(positions_S[:, None])
         self._slots_S = torch.arange(len(positions_S), device=positions_S.device)
         num_keys = int(positions_S.max()) + 1
-        self._num_keys = num_keys + -num_keys % arithmetic.key_multiple
+        self._num_keys = num_keys + -num_keys % max(arithmetic.key_multiple, KEY_MULTIPLE)
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
         self._cache.write(layer, self._slots_S, self._positions_S, key_GND, value_GND)
-        key_SGLD, value_SGLD = self._cache.read(layer, len(self._slots_S), self._num_keys)
+        own = Seen(*self._cache.read(layer, len(self._slots_S), self._num_keys), self._sight)
         query_SHQD = query_HND.transpose(0, 1)[:, :, None]
-        out_SHQD = self._arithmetic.attention(query_SHQD, key_SGLD, value_SGLD, self._positions_S[:, None], how)
-        return out_SHQD[:, :, 0]
+        if self._prefixes is None:
+            return self._arithmetic.attention(query_SHQD, own, how)[:, :, 0]
+        prefix, shared = self._prefixes.read(layer), self._prefixes.shared
+        return self._arithmetic.attention_after_prefix(query_SHQD, own, prefix, shared, how)[:, :, 0]
 
 
 def _buckets(segments: list[Segment], device: torch.device) -> list[_Bucket]:
@@ -229,7 +239,7 @@ def _buckets(segments: list[Segment], device: torch.device) -> list[_Bucket]:
         _Bucket(
             torch.tensor([list(segment.rows) for segment in alike], device=device),
             torch.tensor([segment.key_rows for segment in alike], device=device),
-            torch.arange(num_keys - length, num_keys, device=device)[None],
+            Sight(torch.arange(num_keys - length, num_keys, device=device)[None]),
         )
         for (length, num_keys), alike in by_shape.items()
     ]

@@ -15,49 +15,73 @@ all heads that share a key head, `C` calls times key heads.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stovetop.engine.shared_prefix import SharedRows
+from stovetop.engine.sight import How, Seen, Sight
+
 QUERY_MULTIPLE = 8  # of query rows
 KEY_BLOCK = 64
 SCORE_BYTES = 32 * 2**20  # of the scores that exist at one time
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """What one layer's attention asks for besides causality."""
-
-    scale: float
-    window: int | None = None  # a row sees this many rows, itself included
-    softcap: float | None = None  # scores s become softcap·tanh(s / softcap)
-    sinks_H: Tensor | None = None  # one more logit per head, which takes weight and brings nothing
-
-
-def row_exact(query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, position_SQ: Tensor, how: How) -> Tensor:
+def row_exact(query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
     """Softmax over whole rows of scores that were computed in blocks of keys; the results of the blocks are added from
     left to right. What a row does not see it meets as weights of exactly zero."""
+    key_SGLD, value_SGLD, sight = own
     groups, out_SHQD = key_SGLD.shape[1], query_SHQD.new_empty(*query_SHQD.shape[:3], value_SGLD.shape[-1])
-    for rows, num_keys in _query_chunks(query_SHQD, position_SQ, key_SGLD.shape[2]):
-        query = _by_group(query_SHQD[:, :, rows], groups)
-        hidden = _hidden(position_SQ[:, rows], num_keys, how.window, query_SHQD.shape[1] // groups)
-        num_rows = query.shape[1]
-        padding = -num_rows % QUERY_MULTIPLE
-        if padding:
-            query, hidden = F.pad(query, (0, 0, 0, padding)), F.pad(hidden, (0, 0, 0, padding))
+    for rows, num_keys in _query_chunks(query_SHQD, sight, key_SGLD.shape[2]):
         key, value = (t[:, :, :num_keys].flatten(0, 1) for t in (key_SGLD, value_SGLD))
-        blocks = [slice(start, start + KEY_BLOCK) for start in range(0, num_keys, KEY_BLOCK)]
-        scores = torch.cat([torch.bmm(query, key[:, block].transpose(1, 2)) for block in blocks], 2).mul_(how.scale)
-        scores.unflatten(0, (-1, groups)).masked_fill_(hidden, -math.inf)
-        weights = scores.softmax(-1)
-        out = torch.bmm(weights[:, :, blocks[0]], value[:, blocks[0]])
-        for block in blocks[1:]:
-            out += torch.bmm(weights[:, :, block], value[:, block])
-        out_SHQD[:, :, rows] = out[:, :num_rows].reshape(out_SHQD[:, :, rows].shape)
+        scores = _scores(_by_group(query_SHQD[:, :, rows], groups), key, how.scale)
+        _hide(scores, sight.hidden(num_keys, how.window, rows), groups)
+        out = _weighted(scores.softmax(-1), value)
+        out_SHQD[:, :, rows] = out.reshape(out_SHQD[:, :, rows].shape)
     return out_SHQD
+
+
+def row_exact_after_prefix(query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How) -> Tensor:
+    """The same bits for rows, one per call, that see a prefix before their own keys, where rows that share one meet it
+    together. A prefix is a whole number of blocks, so blocks are the same and are added in the same order."""
+    groups = own.key_SGLD.shape[1]
+    query_SGRD = query_SHQD.unflatten(1, (groups, -1)).squeeze(3)
+    seen_first = _scores(shared.gathered(query_SGRD).flatten(0, 1), prefix.key_SGLD.flatten(0, 1), how.scale)
+    _hide(seen_first, prefix.sight.hidden(prefix.key_SGLD.shape[2], None), groups)
+    seen_last = _scores(query_SGRD.flatten(0, 1), own.key_SGLD.flatten(0, 1), how.scale)
+    _hide(seen_last, own.sight.hidden(own.key_SGLD.shape[2], None), groups)
+    repeats = query_SGRD.shape[2]
+    first_SGRL = shared.scattered(seen_first.unflatten(0, (-1, groups)), repeats, missing=-math.inf)
+    weights_SGRL = torch.cat([first_SGRL, seen_last.unflatten(0, (-1, groups))], -1).softmax(-1)
+    first_SGRL, last_SGRL = weights_SGRL.split([first_SGRL.shape[-1], seen_last.shape[-1]], -1)
+    out = _weighted(shared.gathered(first_SGRL).flatten(0, 1), prefix.value_SGLD.flatten(0, 1))
+    out_SGRD = shared.scattered(out.unflatten(0, (-1, groups)), repeats, missing=0.0)
+    out = _weighted(last_SGRL.flatten(0, 1), own.value_SGLD.flatten(0, 1), before=out_SGRD.flatten(0, 1))
+    return out.reshape(*query_SHQD.shape[:3], -1)
+
+
+def _scores(query_CRD: Tensor, key_CLD: Tensor, scale: float) -> Tensor:
+    """(C, R, L), computed block by block."""
+    padded = _padded(query_CRD)
+    blocks = [torch.bmm(padded, block.transpose(1, 2)) for block in key_CLD.split(KEY_BLOCK, 1)]
+    return torch.cat(blocks, 2)[:, : query_CRD.shape[1]].mul_(scale)
+
+
+def _weighted(weights_CRL: Tensor, value_CLD: Tensor, before: Tensor | None = None) -> Tensor:
+    """(C, R, D): the blocks' weighted values, added to what came `before` from left to right."""
+    padded, num_rows = _padded(weights_CRL), weights_CRL.shape[1]
+    for weights, value in zip(padded.split(KEY_BLOCK, 2), value_CLD.split(KEY_BLOCK, 1), strict=True):
+        block = torch.bmm(weights, value)[:, :num_rows]
+        before = block if before is None else before.add_(block)
+    assert before is not None, "a row sees itself at least"
+    return before
+
+
+def _padded(x_CRX: Tensor) -> Tensor:
+    padding = -x_CRX.shape[1] % QUERY_MULTIPLE
+    return F.pad(x_CRX, (0, 0, 0, padding)) if padding else x_CRX
 
 
 class AttentionGradients(NamedTuple):
@@ -70,7 +94,7 @@ def attention_gradients(
     query_SHQD: Tensor,
     key_SGLD: Tensor,
     value_SGLD: Tensor,
-    position_SQ: Tensor,
+    sight: Sight,
     how: How,
     out_SHQD: Tensor,
     d_out_SHQD: Tensor,
@@ -80,7 +104,7 @@ def attention_gradients(
     d_query_SHQD = torch.empty_like(query_SHQD)
     key_CLD, value_CLD = (_precise(t.flatten(0, 1)) for t in (key_SGLD, value_SGLD))
     d_key_CLD, d_value_CLD = torch.zeros_like(key_CLD), torch.zeros_like(value_CLD)
-    for rows, num_keys in _query_chunks(query_SHQD, position_SQ, key_SGLD.shape[2]):
+    for rows, num_keys in _query_chunks(query_SHQD, sight, key_SGLD.shape[2]):
         query, out, d_out = (_precise(_by_group(t[:, :, rows], groups)) for t in (query_SHQD, out_SHQD, d_out_SHQD))
         key, value, query = key_CLD[:, :num_keys], value_CLD[:, :num_keys], query * how.scale
         scores, slopes = torch.bmm(query, key.transpose(1, 2)), None
@@ -88,8 +112,7 @@ def attention_gradients(
             bent = scores.div_(how.softcap).tanh_()
             slopes = 1 - bent.square()
             scores = bent.mul_(how.softcap)
-        hidden = _hidden(position_SQ[:, rows], num_keys, how.window, query_SHQD.shape[1] // groups)
-        scores.unflatten(0, (-1, groups)).masked_fill_(hidden, -math.inf)
+        _hide(scores, sight.hidden(num_keys, how.window, rows), groups)
         weights = _softmax(scores, how.sinks_H, groups)
         d_value_CLD[:, :num_keys] += torch.bmm(weights.transpose(1, 2), d_out)
         along = (d_out * out).sum(-1, keepdim=True)
@@ -113,14 +136,13 @@ def _softmax(scores_CRL: Tensor, sinks_H: Tensor | None, groups: int) -> Tensor:
     return torch.cat([scores_CRL, sinks_CR1], -1).softmax(-1)[..., :-1]
 
 
-def seen(position_SQ: Tensor, num_keys: int, window: int | None) -> Tensor:
-    """(S, Q, L): whether a row sees a key."""
-    key_L = torch.arange(num_keys, device=position_SQ.device)
-    seen_SQL = key_L <= position_SQ[..., None]
-    return seen_SQL if window is None else seen_SQL & (key_L > position_SQ[..., None] - window)
+def _hide(scores_CRL: Tensor, hidden_S1QL: Tensor, groups: int) -> None:
+    """In place. The `R` rows are the `Q` of each query head that shares a key head, head after head."""
+    scores_SGRQL = scores_CRL.unflatten(1, (-1, hidden_S1QL.shape[2])).unflatten(0, (-1, groups))
+    scores_SGRQL.masked_fill_(hidden_S1QL[:, :, None], -math.inf)
 
 
-def _query_chunks(query_SHQD: Tensor, position_SQ: Tensor, num_keys: int) -> Iterator[tuple[slice, int]]:
+def _query_chunks(query_SHQD: Tensor, sight: Sight, num_keys: int) -> Iterator[tuple[slice, int]]:
     """Runs of query rows whose scores fit, and how many keys they reach: whole blocks, where there are several runs."""
     calls, heads, num_rows, _ = query_SHQD.shape
     size = max(1, SCORE_BYTES // (4 * calls * heads * num_keys))
@@ -128,7 +150,7 @@ def _query_chunks(query_SHQD: Tensor, position_SQ: Tensor, num_keys: int) -> Ite
         rows = slice(start, min(start + size, num_rows))
         reach = num_keys
         if size < num_rows:
-            last = int(position_SQ[:, rows].max()) + 1
+            last = int(sight.position_SQ[:, rows].max()) + 1
             reach = min(num_keys, last + -last % KEY_BLOCK)
         yield rows, reach
 
@@ -142,8 +164,3 @@ def _by_group(x_SHQD: Tensor, groups: int) -> Tensor:
     """(C, R, D)"""
     calls, _, _, size = x_SHQD.shape
     return x_SHQD.reshape(calls * groups, -1, size)
-
-
-def _hidden(position_SQ: Tensor, num_keys: int, window: int | None, repeats: int) -> Tensor:
-    """(S, 1, R, L)"""
-    return ~seen(position_SQ, num_keys, window).repeat(1, repeats, 1)[:, None]

@@ -23,6 +23,7 @@ from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.lora import initial_weights
 from stovetop.engine.packing import Pack, Segment, pack
 from stovetop.engine.routing import Parts, Rows
+from stovetop.engine.shared_prefix import SharedPrefixes
 from stovetop.types import LoraConfig
 
 ROWS = (8, 32, 128)  # counts of rows that a linear is tried with
@@ -131,9 +132,10 @@ def broken_promise(base) -> str | None:
             for ours_TV, alone_TV in zip(_logits(base, sequences, parts, share), expected, strict=True):
                 if not torch.equal(ours_TV, alone_TV):
                     return "packed sequences round otherwise than alone" + (", sharing a prefix" if share else "")
-        for ours_TV, alone_TV in zip(_decoded(base, num_layers, sequences, parts), expected, strict=True):
-            if not torch.equal(ours_TV, alone_TV[-len(ours_TV) :]):
-                return "decoding from a cache rounds otherwise than the whole sequence"
+        for share in (False, base.attends_plainly):
+            for ours_TV, alone_TV in zip(_decoded(base, num_layers, sequences, parts, share), expected, strict=True):
+                if not torch.equal(ours_TV, alone_TV[-len(ours_TV) :]):
+                    return "decoding from a cache rounds otherwise than the whole sequence"
         for _ in _on_threads([0]):
             if not torch.equal(_logits(base, [sequences[1]], parts)[0], expected[1]):
                 return "another number of threads rounds otherwise"
@@ -163,23 +165,27 @@ def _logits(base, sequences: list[list[int]], parts: Parts, share: bool = False)
     return [head.logits(hidden_NE[packed.rows_of(index)]).log_softmax(-1) for index in range(len(sequences))]
 
 
-def _decoded(base, num_layers: int, sequences: list[list[int]], parts: Parts, num_steps: int = 3) -> list[Tensor]:
-    """The last `num_steps` rows of each sequence, one token at a time, all sequences in step, after the tokens before
-    them in two pieces."""
+def _decoded(base, num_layers: int, sequences: list[list[int]], parts: Parts, share: bool) -> list[Tensor]:
+    """The last rows of each sequence, one token at a time, all sequences in step, after the tokens before them in two
+    pieces. With `share` whole blocks of these are outside of the slots."""
+    num_steps = 3
     prompts, caches = [sequence[:-num_steps] for sequence in sequences], [KVCache(num_layers) for _ in sequences]
     halves = [len(prompt) // 2 for prompt in prompts]
     for starts, ends in ((([0] * len(prompts)), halves), (halves, list(map(len, prompts)))):
         _fill(base, caches, prompts, starts, ends, parts)
-    cache = KVCache(num_layers)
+    cache, store = KVCache(num_layers), SharedPrefixes(num_layers)
     cache.reserve(len(prompts), max(map(len, sequences)))
-    for slot, (own, prompt) in enumerate(zip(caches, prompts, strict=True)):
-        cache.copy_from(own, 0, [slot], len(prompt))
+    starts = [len(prompt) - len(prompt) % KEY_BLOCK if share else 0 for prompt in prompts]
+    prefixes = [store.join(own, start) if start else None for own, start in zip(caches, starts, strict=True)]
+    for slot, (own, prompt, start) in enumerate(zip(caches, prompts, starts, strict=True)):
+        cache.copy_from(own, 0, [slot], len(prompt) - start, start=start)
     singles = [Segment(slot, 1) for slot in range(len(prompts))]
     head, drawn = base.head(parts), []
     for step in range(num_steps):
         positions = [len(prompt) + step for prompt in prompts]
         tokens = [sequence[position] for sequence, position in zip(sequences, positions, strict=True)]
-        plan = CachedAttention(cache, base.arithmetic, torch.tensor(positions))
+        places = torch.tensor(positions) - torch.tensor(starts)
+        plan = CachedAttention(cache, base.arithmetic, places, store.of(prefixes, base.device))
         hidden_SE = base.hidden_states(Pack(tokens, positions, singles, singles), plan, parts)
         drawn.append(head.logits(hidden_SE).log_softmax(-1))
     return list(torch.stack(drawn, 1))

@@ -42,11 +42,14 @@ class KVCache:
         key_SGLD, value_SGLD = self._filled(layer)
         return key_SGLD[:num_slots, :, :num_positions], value_SGLD[:num_slots, :, :num_positions]
 
-    def copy_from(self, other: "KVCache", source: int, targets: list[int], num_positions: int) -> None:
-        """The first positions of slot `source` of another cache, or of this one, to slots of this."""
+    def copy_from(
+        self, other: "KVCache", source: int, targets: list[int], num_positions: int, *, start: int = 0
+    ) -> None:
+        """Positions from `start` on of slot `source` of a cache, be it this one, to the first of `targets`."""
+        positions = slice(start, start + num_positions)
         for layer in range(len(self._layers)):
             key_SGLD, value_SGLD = other._filled(layer)
-            key_GLD, value_GLD = key_SGLD[source, :, :num_positions], value_SGLD[source, :, :num_positions]
+            key_GLD, value_GLD = key_SGLD[source, :, positions], value_SGLD[source, :, positions]
             for own_SGLD, new_GLD in zip(self._room(layer, key_GLD, value_GLD), (key_GLD, value_GLD), strict=True):
                 own_SGLD[targets, :, :num_positions] = new_GLD.clone()
 

@@ -23,12 +23,12 @@ from stovetop.client import Tokenizer
 from stovetop.engine import exactness, recompute
 from stovetop.engine.arithmetic import Arithmetic, Fast, RowExact
 from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
-from stovetop.engine.block_attention import How
 from stovetop.engine.logprobs import Head
 from stovetop.engine.lora import Target
 from stovetop.engine.lora_linear import LoraLinear, untrainable_parts, wrap
 from stovetop.engine.packing import Pack, pack
 from stovetop.engine.routing import Parts, Routing, low_ranks
+from stovetop.engine.sight import How
 from stovetop.engine.target_names import HEAD
 from stovetop.errors import InvalidRequest
 from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_model, load_gguf_tokenizer
@@ -60,6 +60,7 @@ class BaseModel:
     softcap: float | None  # of the logits
     routing: Routing
     arithmetic: Arithmetic
+    attends_plainly: bool = False  # in every layer: without windows, soft caps and sinks
 
     def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: Parts) -> Tensor:
         """(N, E) after the last norm: what the head reads."""
@@ -132,7 +133,7 @@ def adopt(
     if obstacle is None:
         exactness.prepare(model, config.max_position_embeddings)
     base = _prepacked(_wrapped(model, name, fingerprint, tokenizer, Fast() if obstacle else RowExact()))
-    _check_against_library(base, probe, expected)
+    base = replace(base, attends_plainly=all(how.is_plain for how in _checked_against_library(base, probe, expected)))
     obstacle = obstacle or exactness.obstacle_found(base)
     if obstacle and deterministic:
         raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")
@@ -244,19 +245,22 @@ def _probe_tokens(vocab_size: int, context_length: int) -> list[list[int]]:
 
 
 class _Counting:
-    """A plan that counts the layers that attend through it."""
+    """A plan that notes which layers attend through it, and how."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
         self.layers: list[int] = []
+        self.hows: list[How] = []
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
         self.layers.append(layer)
+        self.hows.append(how)
         return self.plan.attend(layer, query_HND, key_GND, value_GND, how)
 
 
 @torch.no_grad()
-def _check_against_library(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> None:
+def _checked_against_library(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> list[How]:
+    """How its layers attend; raises if the model does not compute what the library computes."""
     packed = pack(probe)
     plan = _Counting(PackedAttention(packed, base.arithmetic, base.device))
     name = base.limits.name
@@ -278,6 +282,7 @@ def _check_against_library(base: BaseModel, probe: list[list[int]], expected: li
                 f"base model {name!r}: our logits differ from the library's by {error:.3g} (allowed {allowed:.3g}); it "
                 "has something our attention or head does not honour, so this model is refused"
             )
+    return plan.hows
 
 
 def _tolerance(logits_TV: Tensor) -> float:

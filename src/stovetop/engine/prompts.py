@@ -6,7 +6,8 @@ A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of 
 prompt neither stalls the sequences that are being drawn nor the short prompts behind it. A prompt whose first half is
 just being computed for another waits for that. Keys and values of finished prompts are kept, the last used longest, up
 to `KEPT_TOKENS` positions; they are found again by the weights they were computed with, so new weights never meet old
-keys. A prompt whose own logprobs are asked for is computed whole.
+keys. A prompt that is the same as one of them is not computed at all, and shares its cache. A prompt whose own logprobs
+are asked for is computed whole.
 
 Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
 """
@@ -99,23 +100,27 @@ class Prompts:
 
     def step(self) -> list[Prompt]:
         """Computes a piece of as many prompts as fit; the ones that are done with it."""
-        turns = self._turns()
-        if not turns:
-            return []
+        known, taken = self._known(), self._taken()
+        turns: list[_Turn] = []
+        first_row = 0
+        for prompt, length in sorted(taken, key=lambda item: id(item[0].weights)):  # those of one adapter side by side
+            turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, first_row)))
+            first_row += length
         try:
-            self._compute(turns)
+            if turns:
+                self._compute(turns)
         except BaseException:
-            self._waiting.extendleft(turn.prompt for turn in reversed(turns))  # nobody is lost: see `drop_all`
+            self._waiting.extendleft([*known, *(prompt for prompt, _ in taken)])  # nobody is lost: see `drop_all`
             raise
-        done = [turn.prompt for turn in turns if turn.prompt.is_computed]
+        done = [prompt for prompt, _ in taken if prompt.is_computed]
         for prompt in done:
             self._keep(prompt)
         # behind those that had no turn
-        self._waiting.extend(turn.prompt for turn in turns if not turn.prompt.is_computed)
-        return done
+        self._waiting.extend(prompt for prompt, _ in taken if not prompt.is_computed)
+        return [*known, *done, *self._known()]
 
-    def _turns(self) -> "list[_Turn]":
-        """Those of one adapter lie side by side in the pass."""
+    def _taken(self) -> list[tuple[Prompt, int]]:
+        """Prompts whose turn it is, and how many tokens of each."""
         taken: list[tuple[Prompt, int]] = []
         put_off: list[Prompt] = []
         begun = [prompt for prompt in self._waiting if prompt.num_computed]
@@ -123,21 +128,17 @@ class Prompts:
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
-                if _is_half_on_its_way(prompt, begun):
+                found = self._best_kept(prompt)
+                if _is_half_on_its_way(prompt, begun, 0 if found is None else found[1]):
                     put_off.append(prompt)
                     continue
-                self._reuse(prompt)
+                self._start(prompt, found)
                 begun.append(prompt)
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
             taken.append((prompt, length))
             room -= length
         self._waiting.extendleft(reversed(put_off))
-        turns: list[_Turn] = []
-        first_row = 0
-        for prompt, length in sorted(taken, key=lambda item: id(item[0].weights)):
-            turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, first_row)))
-            first_row += length
-        return turns
+        return taken
 
     def _compute(self, turns: "list[_Turn]") -> None:
         """One pass over all pieces: their keys and values enter the caches, their last rows are remembered."""
@@ -170,21 +171,44 @@ class Prompts:
 
     # ---- what was computed before ------------------------------------------------------------------------------------
 
-    def _reuse(self, prompt: Prompt) -> None:
-        """Starts from the longest beginning that an earlier prompt of the same weights shares. The last token is always
-        computed: drawing needs its hidden state."""
-        prompt.cache.reserve(1, len(prompt.tokens))
-        if prompt.is_computed_whole:
-            return
+    def _known(self) -> list[Prompt]:
+        """Those that wait and are the same as one that is kept: there is nothing to compute."""
+        kept = {
+            (id(kept.of()), tuple(kept.tokens)): number for number, kept in self._kept.items() if not kept.is_orphan
+        }
+        known, others = [], deque[Prompt]()
+        for prompt in self._waiting:
+            number = kept.get((id(prompt.weights), tuple(prompt.tokens)))
+            if number is None or prompt.num_computed > 0 or prompt.is_computed_whole:
+                others.append(prompt)
+                continue
+            self._kept.move_to_end(number)
+            prompt.cache, prompt.last_hidden_E = self._kept[number].cache, self._kept[number].last_hidden_E
+            prompt.num_computed = prompt.num_reused = len(prompt.tokens)
+            known.append(prompt)
+        self._waiting = others
+        return known
+
+    def _best_kept(self, prompt: Prompt) -> "tuple[_Kept, int] | None":
+        """The earlier prompt of the same weights that shares the longest beginning, and its length. The last token is
+        always computed: drawing needs its hidden state."""
         best, best_length = None, MIN_SHARED_TOKENS - 1
-        for number, kept in self._kept.items():
+        for number, kept in self._kept.items() if not prompt.is_computed_whole else ():
             length = common_length(kept.tokens, prompt.tokens[:-1]) if kept.is_of(prompt.weights) else 0
             if length > best_length:
                 best, best_length = number, length
-        if best is not None:
-            prompt.cache.copy_from(self._kept[best].cache, 0, [0], best_length)
-            prompt.num_computed = prompt.num_reused = best_length
-            self._kept.move_to_end(best)
+        if best is None:
+            return None
+        self._kept.move_to_end(best)
+        return self._kept[best], best_length
+
+    def _start(self, prompt: Prompt, found: "tuple[_Kept, int] | None") -> None:
+        """From what is known of its beginning."""
+        prompt.cache.reserve(1, len(prompt.tokens))
+        if found is not None:
+            kept, length = found
+            prompt.cache.copy_from(kept.cache, 0, [0], length)
+            prompt.num_computed = prompt.num_reused = length
 
     def _keep(self, prompt: Prompt) -> None:
         """Keeps a computed prompt for others; those of weights that nobody holds any more go, then the least recently
@@ -193,16 +217,19 @@ class Prompts:
             del self._kept[number]
         of_weights = None if prompt.weights is None else weakref.ref(prompt.weights)
         self._number += 1
-        self._kept[self._number] = _Kept(of_weights, prompt.tokens, prompt.cache)
+        self._kept[self._number] = _Kept(of_weights, prompt.tokens, prompt.cache, prompt.last_hidden_E)
         while sum(len(kept.tokens) for kept in self._kept.values()) > KEPT_TOKENS:
             self._kept.popitem(last=False)
 
 
-def _is_half_on_its_way(prompt: Prompt, begun: Sequence[Prompt]) -> bool:
-    """Whether a prompt that is being computed begins with the first half of this one, which can wait for it."""
+def _is_half_on_its_way(prompt: Prompt, begun: Sequence[Prompt], num_known: int) -> bool:
+    """Whether a prompt that is being computed begins with the first half of this one, which can wait for it: it knows
+    less than that from prompts that were computed before."""
     if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
         return False
     half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
+    if num_known >= half:
+        return False
     return any(other.weights is prompt.weights and other.tokens[:half] == prompt.tokens[:half] for other in begun)
 
 
@@ -210,14 +237,18 @@ def _is_half_on_its_way(prompt: Prompt, begun: Sequence[Prompt]) -> bool:
 class _Kept:
     weights: "weakref.ref[AdapterWeights] | None"  # None: the base model
     tokens: list[int]
-    cache: KVCache
+    cache: KVCache  # not written any more
+    last_hidden_E: Tensor | None
+
+    def of(self) -> AdapterWeights | None:
+        return None if self.weights is None else self.weights()
 
     @property
     def is_orphan(self) -> bool:
         return self.weights is not None and self.weights() is None
 
     def is_of(self, weights: AdapterWeights | None) -> bool:
-        return weights is None if self.weights is None else weights is not None and self.weights() is weights
+        return not self.is_orphan and self.of() is weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stovetop.engine.block_attention import How
 from stovetop.engine.packing import Segment
+from stovetop.engine.sight import How
 
 NEEDED = {"scale", "window_size", "enable_gqa"}  # of the kernel's arguments, of which older releases lack some
 

@@ -5,12 +5,12 @@ A step computes pieces of the prompts that wait (`prompts.py`), draws one token 
 as many new ones as there is room. Memory is bounded by `MAX_CACHED_TOKENS`, slots times positions of the longest
 sequence that may come of them: what does not fit waits its turn and never fails; a sequence that exceeds the bound on
 its own runs alone. Sequences sit in the first slots of the cache, so the pass over them reads a view; a slot that ends
-is filled with the last one.
+is filled with the last one. Samples of one prompt share what is cached of it (`shared_prefix.py`).
 
 Shapes: `S` running sequences, `V` vocabulary, `E` hidden size.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,7 @@ from stovetop.engine.ops import Finished, Sample, Ticket
 from stovetop.engine.packing import Pack, Segment
 from stovetop.engine.prompts import Prompt, Prompts
 from stovetop.engine.routing import Parts, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
 from stovetop.engine.stops import Stops, stops_of
 from stovetop.types import SampledSequence, SampleResponse, SamplingParams
 
@@ -43,9 +44,8 @@ class _Request:
     num_started: int = 0
 
     @property
-    def longest(self) -> int:
-        """Positions that a sequence of it may come to take."""
-        return len(self.prompt.tokens) + (self.params.max_tokens or 0)
+    def num_left(self) -> int:
+        return len(self.done) - self.num_started
 
     def answer(self) -> Finished:
         prompt = self.prompt
@@ -66,13 +66,24 @@ class _Running:
     request: _Request
     index: int  # among the samples of its request
     uniform: np.random.Generator
+    prefix: Prefix | None  # what the slot does not hold, for it is shared
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @property
-    def num_cached(self) -> int:
-        """Positions of the cache that hold it: all but the token drawn last."""
+    def start(self) -> int:
+        """The position in the sequence at which its slot begins."""
+        return 0 if self.prefix is None else self.prefix.length
+
+    @property
+    def position(self) -> int:
+        """Of the token drawn last, which is all that is not cached yet."""
         return len(self.request.prompt.tokens) + len(self.tokens) - 1
+
+    @property
+    def most_cached(self) -> int:
+        """Positions that its slot may come to take."""
+        return len(self.request.prompt.tokens) - self.start + (self.request.params.max_tokens or 0)
 
     def ended(self) -> bool:
         return len(self.tokens) == self.request.params.max_tokens or self.request.stops.hit(self.tokens)
@@ -85,6 +96,7 @@ class Sampler:
         self._model = model
         self._prompts = Prompts(model)
         self._cache = KVCache(model.num_layers)
+        self._prefixes = SharedPrefixes(model.num_layers)
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
         self._running: list[_Running] = []  # in the order of their slots
         self._finished: list[Finished] = []  # in this step
@@ -126,6 +138,7 @@ class Sampler:
         self._ready.clear()
         self._running.clear()
         self._cache.clear()
+        self._prefixes.clear()
         return list(tickets)
 
     def _requests(self) -> list[_Request]:
@@ -145,46 +158,72 @@ class Sampler:
 
     def _let_in(self) -> list[Finished]:
         """Starts samples while there is room, oldest request first, and draws the first token of each."""
-        newcomers: list[_Running] = []
-        while self._ready and self._fits(self._ready[0]):
-            request = self._ready[0]
-            stream = np.random.default_rng([request.params.seed or 0, request.num_started])
-            newcomers.append(_Running(request, request.num_started, stream))
-            self._running.append(newcomers[-1])
-            request.num_started += 1
-            if request.num_started == len(request.done):
-                self._ready.popleft()
-        if not newcomers:
+        first, count = len(self._running), 0
+        together = Counter[int]()
+        for request in self._ready:
+            together[id(request.prompt.cache)] += request.num_left
+        while self._ready and self._start_next(together):
+            count += 1
+        if count == 0:
             return []
-        first = len(self._running) - len(newcomers)
-        self._cache.reserve(len(self._running), max(len(s.request.prompt.tokens) for s in newcomers) + 1)
-        by_request: dict[int, list[int]] = {}
-        for slot, sequence in enumerate(newcomers, start=first):
-            by_request.setdefault(id(sequence.request), []).append(slot)
-        for slots in by_request.values():
-            prompt = self._running[slots[0]].request.prompt
-            self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens))
+        newcomers = self._running[first:]
+        self._fill_slots(newcomers, first)
         last_hidden = [sequence.request.prompt.last_hidden_E for sequence in newcomers]
         hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
         # not the stack: it is that of all who run, and would take the newcomers for all
         parts = rows_by_owner(*_one_row_each(newcomers), self._model.device)
         return self._extend(newcomers, hidden_SE, parts)
 
-    def _fits(self, request: _Request) -> bool:
+    def _start_next(self, together: Counter[int]) -> bool:
+        """Whether there was room for one more sample of the first request. `together` are the samples to come by the
+        prompt that they go on from."""
+        request = self._ready[0]
+        cache, shared = request.prompt.cache, self._num_shared(request.prompt)
+        is_shared = shared > 0 and (together[id(cache)] > 1 or self._prefixes.find(cache) is not None)
+        length = len(request.prompt.tokens) - (shared if is_shared else 0) + (request.params.max_tokens or 0)
+        if not self._has_room(length):
+            return False
+        stream = np.random.default_rng([request.params.seed or 0, request.num_started])
+        prefix = self._prefixes.join(cache, shared) if is_shared else None
+        self._running.append(_Running(request, request.num_started, stream, prefix))
+        request.num_started += 1
+        if request.num_left == 0:
+            self._ready.popleft()
+        return True
+
+    def _num_shared(self, prompt: Prompt) -> int:
+        """How much of a prompt its samples can share: as much as attention reads in whole blocks."""
+        length = len(prompt.tokens) - len(prompt.tokens) % self._model.arithmetic.key_multiple
+        return length if self._model.attends_plainly and length >= MIN_PREFIX_TOKENS else 0
+
+    def _has_room(self, num_positions: int) -> bool:
         if not self._running:
             return True
         count = len(self._running) + 1
-        longest = max(request.longest, *(sequence.request.longest for sequence in self._running))
-        return count <= MAX_RUNNING and count * longest <= MAX_CACHED_TOKENS
+        longest = max(num_positions, *(sequence.most_cached for sequence in self._running))
+        return count <= MAX_RUNNING and count * longest + self._prefixes.num_tokens <= MAX_CACHED_TOKENS
+
+    def _fill_slots(self, newcomers: list[_Running], first: int) -> None:
+        """What is computed of their prompts, and not shared, goes into their slots."""
+        lengths = [len(sequence.request.prompt.tokens) - sequence.start for sequence in newcomers]
+        self._cache.reserve(len(self._running), max(lengths) + 1)
+        alike: dict[tuple[int, int], list[int]] = {}
+        for slot, sequence in enumerate(newcomers, start=first):
+            alike.setdefault((id(sequence.request.prompt.cache), sequence.start), []).append(slot)
+        for (_, start), slots in alike.items():
+            prompt = self._running[slots[0]].request.prompt
+            self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens) - start, start=start)
 
     def _draw_next(self) -> list[Finished]:
         """One pass over the running sequences: each one's last token goes in, its next is drawn."""
         sequences, device = list(self._running), self._model.device
-        positions = [sequence.num_cached for sequence in sequences]
-        self._cache.reserve(len(sequences), max(positions) + 1)
+        places = [sequence.position - sequence.start for sequence in sequences]
+        self._cache.reserve(len(sequences), max(places) + 1)
         singles = [Segment(row, 1) for row in range(len(sequences))]
-        step = Pack([sequence.tokens[-1] for sequence in sequences], positions, singles, singles)
-        plan = CachedAttention(self._cache, self._model.arithmetic, torch.tensor(positions, device=device))
+        tokens, positions = [s.tokens[-1] for s in sequences], [s.position for s in sequences]
+        step = Pack(tokens, positions, singles, singles)
+        prefixes = self._prefixes.of([sequence.prefix for sequence in sequences], device)
+        plan = CachedAttention(self._cache, self._model.arithmetic, torch.tensor(places, device=device), prefixes)
         parts = self._parts(sequences)
         return self._extend(sequences, self._model.hidden_states(step, plan, parts), parts)
 
@@ -219,9 +258,11 @@ class Sampler:
         slot, last = self._running.index(sequence), len(self._running) - 1
         if slot != last:
             moved = self._running[last]
-            self._cache.copy_from(self._cache, last, [slot], moved.num_cached)
+            self._cache.copy_from(self._cache, last, [slot], moved.position - moved.start)
             self._running[slot] = moved
         self._running.pop()
+        if sequence.prefix is not None:
+            self._prefixes.leave(sequence.prefix)
         request = sequence.request
         reason = "stop" if request.stops.hit(sequence.tokens) else "length"
         name = f"{request.prompt.ticket.number}:{sequence.index}"

@@ -1,0 +1,152 @@
+# pyright: basic
+"""What running samples of one prompt share: its keys and values lie in memory once, and a decoding pass reads them once
+for all of these samples. A sample's own slot of the cache holds only what comes after.
+
+This is the split of attention at a shared prefix of Juravsky et al. 2024 (Hydragen, arXiv:2402.05099).
+
+Shapes: `S` rows of a pass, one a sample; `P` prefixes; `M` rows of one of them, at most; `G` key/value heads; `R` query
+heads that share one; `X` anything.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.sight import Seen, Sight
+
+MIN_PREFIX_TOKENS = 64  # a shorter one is not worth a product of its own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedRows:
+    """Which rows of a pass go on from which prefix."""
+
+    rows_PM: Tensor  # filled up with any row where a prefix has fewer
+    place_S: Tensor  # where each row is among these P·M; anywhere, if it has no prefix
+    without_S: Tensor | None  # whether it has none; None: all have one
+    _made: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)  # by what, G and R
+
+    def gathered(self, x_SGRX: Tensor) -> Tensor:
+        """(P, G, M·R, X)"""
+        _, groups, repeats, size = x_SGRX.shape
+        index = self._once("gather", groups, repeats, self._gather_index)
+        return x_SGRX.reshape(-1, size).index_select(0, index).view(len(self.rows_PM), groups, -1, size)
+
+    def scattered(self, x_PGNX: Tensor, repeats: int, missing: float) -> Tensor:
+        """(S, G, R, X) from (P, G, M·R, X); rows without a prefix get `missing`."""
+        _, groups, _, size = x_PGNX.shape
+        index = self._once("scatter", groups, repeats, self._scatter_index)
+        x_SGRX = x_PGNX.transpose(1, 2).reshape(-1, size).index_select(0, index).view(-1, groups, repeats, size)
+        return x_SGRX if self.without_S is None else x_SGRX.masked_fill_(self.without_S[:, None, None, None], missing)
+
+    def _once(self, what: str, groups: int, repeats: int, make: Callable[[int, int], Tensor]) -> Tensor:
+        """The layers of a pass ask for the same."""
+        key = (what, groups, repeats)
+        if key not in self._made:
+            self._made[key] = make(groups, repeats)
+        return self._made[key]
+
+    def _gather_index(self, groups: int, repeats: int) -> Tensor:
+        """Among S·G·R, for each of P·G·M·R."""
+        within_GR = torch.arange(groups * repeats, device=self.rows_PM.device).view(groups, repeats)
+        index_PMGR = self.rows_PM[:, :, None, None] * (groups * repeats) + within_GR
+        return index_PMGR.transpose(1, 2).flatten()
+
+    def _scatter_index(self, groups: int, repeats: int) -> Tensor:
+        """Among P·M·R·G, for each of S·G·R."""
+        within_GR = torch.arange(groups * repeats, device=self.rows_PM.device).view(repeats, groups).t()
+        return (self.place_S[:, None, None] * (groups * repeats) + within_GR).flatten()
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """The first `length` tokens of the prompt that `source` holds, for as many samples as use it."""
+
+    source: KVCache
+    length: int
+    num_users: int = 0
+
+
+class SharedPrefixes:
+    """The prefixes of the samples that run."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._cache = KVCache(num_layers)
+        self._prefixes: list[Prefix] = []  # in the order of their slots
+
+    @property
+    def num_tokens(self) -> int:
+        """That are kept: slots times positions."""
+        return len(self._prefixes) * max((prefix.length for prefix in self._prefixes), default=0)
+
+    def find(self, source: KVCache) -> Prefix | None:
+        return next((prefix for prefix in self._prefixes if prefix.source is source), None)
+
+    def join(self, source: KVCache, length: int) -> Prefix:
+        """One more sample goes on from there."""
+        prefix = self.find(source)
+        if prefix is None:
+            prefix = Prefix(source, length)
+            self._cache.reserve(len(self._prefixes) + 1, length)
+            self._cache.copy_from(source, 0, [len(self._prefixes)], length)
+            self._prefixes.append(prefix)
+        prefix.num_users += 1
+        return prefix
+
+    def leave(self, prefix: Prefix) -> None:
+        prefix.num_users -= 1
+        if prefix.num_users > 0:
+            return
+        slot, last = self._prefixes.index(prefix), self._prefixes[-1]
+        if last is not prefix:
+            self._cache.copy_from(self._cache, len(self._prefixes) - 1, [slot], last.length)
+            self._prefixes[slot] = last
+        self._prefixes.pop()
+        if not self._prefixes:
+            self._cache.clear()
+
+    def clear(self) -> None:
+        self._cache.clear()
+        self._prefixes = []
+
+    def of(self, prefixes: Sequence[Prefix | None], device: torch.device) -> "PrefixPass | None":
+        """For a pass whose row i goes on from `prefixes[i]`; None if no row does."""
+        slots = {id(prefix): slot for slot, prefix in enumerate(self._prefixes)}
+        rows: list[list[int]] = [[] for _ in self._prefixes]
+        for row, prefix in enumerate(prefixes):
+            if prefix is not None:
+                rows[slots[id(prefix)]].append(row)
+        most = max(map(len, rows), default=0)
+        if most == 0:
+            return None
+        places = [0] * len(prefixes)
+        for slot, own in enumerate(rows):
+            for index, row in enumerate(own):
+                places[row] = slot * most + index
+        without = [prefix is None for prefix in prefixes]
+        tensor = lambda values: torch.tensor(values, device=device)  # noqa: E731
+        shared = SharedRows(
+            tensor([own + [0] * (most - len(own)) for own in rows]),
+            tensor(places),
+            tensor(without) if any(without) else None,
+        )
+        return PrefixPass(shared, self._cache, Sight(tensor([[prefix.length - 1] for prefix in self._prefixes])))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixPass:
+    """The prefixes as one pass sees them."""
+
+    shared: SharedRows
+    cache: KVCache
+    sight: Sight
+
+    def read(self, layer: int) -> Seen:
+        return Seen(*self.cache.read(layer, len(self.sight.position_SQ), self.num_keys), self.sight)
+
+    @property
+    def num_keys(self) -> int:
+        return int(self.sight.position_SQ.max()) + 1

@@ -1,0 +1,162 @@
+"""Samples of one prompt share its keys and values."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import tiny
+from stovetop.engine import ops, sampler
+from stovetop.engine.arithmetic import Arithmetic, Fast, RowExact
+from stovetop.engine.engine import Engine
+from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.lora import AdapterWeights
+from stovetop.engine.model import BaseModel, adopt
+from stovetop.engine.shared_prefix import SharedPrefixes
+from stovetop.engine.sight import How, Seen, Sight
+from stovetop.types import ModelInput, SamplingParams
+
+HEADS, GROUPS, SIZE = 6, 2, 16
+HOW = How(0.3)
+
+
+def sample(prompt: list[int], n: int, weights: AdapterWeights | None = None, **params: Any) -> ops.Sample:
+    settings = SamplingParams(**{"max_tokens": 6, "seed": 1, "stop": []} | params)
+    return ops.Sample(weights, ModelInput.from_ints(prompt), n, settings, False, 0)
+
+
+def prompt_cache(seed: int, length: int) -> tuple[KVCache, Tensor, Tensor]:
+    """A cache of one layer with random keys and values, (G, L, D) each."""
+    generator = torch.Generator().manual_seed(seed)
+    key, value = (torch.randn(GROUPS, length, SIZE, generator=generator) for _ in range(2))
+    cache = KVCache(1)
+    cache.reserve(1, length)
+    cache.write_run(0, 0, 0, key, value)
+    return cache, key, value
+
+
+@pytest.mark.parametrize("arithmetic", [Fast(), RowExact()], ids=["fast", "exact"])
+@pytest.mark.parametrize("users", [[0, 0, 1, 0, 1], [0, None, 1, 1, None], [1, 1, 1, 0, 0]])
+@torch.no_grad()
+def test_attention_after_a_shared_prefix_is_attention_over_all_keys(
+    arithmetic: Arithmetic, users: list[int | None]
+) -> None:
+    """Prefixes of two lengths, used by some of the rows, which have keys of their own besides."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [prompt_cache(1, 64), prompt_cache(2, 128)]
+    store = SharedPrefixes(1)
+    prefixes = [None if user is None else store.join(prompts[user][0], prompts[user][1].shape[1]) for user in users]
+    query, own_key, own_value = (
+        torch.randn(len(users), heads, length, SIZE, generator=generator)
+        for heads, length in ((HEADS, 1), (GROUPS, 64), (GROUPS, 64))
+    )
+    position = torch.tensor([3, 9, 0, 40, 63])[:, None]
+    prefix_pass = store.of(prefixes, torch.device("cpu"))
+    assert prefix_pass is not None
+    own = Seen(own_key, own_value, Sight(position))
+    ours = arithmetic.attention_after_prefix(query, own, prefix_pass.read(0), prefix_pass.shared, HOW)
+    for row, user in enumerate(users):
+        key, value = own_key[row], own_value[row]
+        if user is not None:
+            key, value = torch.cat([prompts[user][1], key], 1), torch.cat([prompts[user][2], value], 1)
+        place = position[row : row + 1] + key.shape[1] - 64
+        alone = arithmetic.attention(query[row : row + 1], Seen(key[None], value[None], Sight(place)), HOW)
+        if isinstance(arithmetic, RowExact):
+            assert torch.equal(ours[row], alone[0])
+        else:
+            torch.testing.assert_close(ours[row], alone[0])
+
+
+def test_prefixes_come_and_go_in_any_order_and_keep_their_contents() -> None:
+    rng = random.Random(0)
+    prompts = [prompt_cache(seed, 64 + 10 * seed) for seed in range(5)]
+    store, users = SharedPrefixes(1), []
+    for _ in range(200):
+        if users and rng.random() < 0.5:
+            store.leave(users.pop(rng.randrange(len(users))))
+        else:
+            cache, key, _ = prompts[rng.randrange(5)]
+            users.append(store.join(cache, key.shape[1]))
+        rows = store.of(users, torch.device("cpu"))
+        assert (rows is None) == (not users)
+        if rows is None:
+            assert store.num_tokens == 0
+            continue
+        key_PGLD, value_PGLD, _ = rows.read(0)
+        assert len(key_PGLD) == len({id(prefix) for prefix in users})
+        for row, prefix in enumerate(users):
+            _, key, value = next(prompt for prompt in prompts if prompt[0] is prefix.source)
+            slot = int(rows.shared.place_S[row]) // rows.shared.rows_PM.shape[1]
+            assert torch.equal(key_PGLD[slot, :, : key.shape[1]], key)
+            assert torch.equal(value_PGLD[slot, :, : key.shape[1]], value)
+
+
+@pytest.fixture(params=["exact", "fast"])
+def base(request: pytest.FixtureRequest) -> BaseModel:
+    if request.param == "exact":
+        return tiny.base_model()
+    return adopt(tiny.llama(), "tiny", fingerprint="tiny", deterministic=False)
+
+
+def test_samples_that_share_their_prompt_give_what_each_gives_alone(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two prompts and two adapters, in requests of several samples and in many requests, of different lengths."""
+    engine = Engine(base)
+    weights = [None, tiny.trained_adapter(engine, 1).weights, tiny.trained_adapter(engine, 2).weights]
+    prompts = [tiny.tokens(70, 1), tiny.tokens(131, 2)]
+    asked = [
+        sample(prompts[index % 2], 1 + index % 3, weights[index % 3], seed=index, max_tokens=2 + 5 * index % 17)
+        for index in range(14)
+    ]
+    monkeypatch.setattr(sampler, "MIN_PREFIX_TOKENS", 1000)
+    alone = [tiny.run(Engine(base), op) for op in asked]
+    monkeypatch.undo()
+    tickets = [engine.submit(op) for op in asked]
+    answers, most_shared = {}, 0
+    while not engine.idle:
+        answers |= {done.ticket: done.result for done in engine.step()}
+        most_shared = max(most_shared, engine._sampler._prefixes.num_tokens)  # pyright: ignore[reportPrivateUsage]
+    assert most_shared > 0
+    for ticket, expected in zip(tickets, alone, strict=True):
+        for ours, theirs in zip(answers[ticket].sequences, expected.sequences, strict=True):
+            assert ours.tokens == theirs.tokens
+            if base.arithmetic.can_stack:
+                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+            else:
+                assert ours.logprobs == theirs.logprobs
+    assert engine._sampler._prefixes.num_tokens == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+
+
+def test_many_samples_of_a_long_prompt_fit_where_their_copies_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "MAX_CACHED_TOKENS", 512)
+    engine = tiny.engine()
+    engine.submit(sample(tiny.tokens(192, 1), 16, max_tokens=8))
+    engine.step()
+    assert len(engine._sampler._running) == 16  # pyright: ignore[reportPrivateUsage]  16 · (192 + 8) would be 3,200
+
+
+def test_layers_with_windows_share_nothing() -> None:
+    """They see but the end of a prefix, which the shared product does not know."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        sliding_window=16,
+        attn_implementation="eager",
+    )
+    base = adopt(MistralForCausalLM(config), "windows", fingerprint="windows")
+    assert not base.attends_plainly
+    engine = Engine(base)
+    engine.submit(sample(tiny.tokens(70, 1), 3))
+    engine.step()
+    assert engine._sampler._prefixes.num_tokens == 0  # pyright: ignore[reportPrivateUsage]  nothing else shows it
