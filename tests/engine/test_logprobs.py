@@ -25,7 +25,7 @@ TARGETS = torch.tensor([1, 4, 4, 19, 0, 3, 7])
 
 @pytest.fixture(autouse=True)
 def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 2 * 4 * 20)  # two rows at a time
+    monkeypatch.setattr(logprobs, "chunk_rows", lambda _: 2)
 
 
 def plain(hidden_NE: torch.Tensor, head: Head, temperature: float) -> torch.Tensor:

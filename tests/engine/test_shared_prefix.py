@@ -88,7 +88,7 @@ def test_prefixes_come_and_go_in_any_order_and_keep_their_contents() -> None:
         assert len(key_PGLD) == len({id(prefix) for prefix in users})
         for row, prefix in enumerate(users):
             _, key, value = next(prompt for prompt in prompts if prompt[0] is prefix.source)
-            slot = int(rows.shared.place_S[row]) // rows.shared.rows_PM.shape[1]
+            slot = int(rows.shared.groups.place_N[row]) // rows.shared.groups.rows_KM.shape[1]
             assert torch.equal(key_PGLD[slot, :, : key.shape[1]], key)
             assert torch.equal(value_PGLD[slot, :, : key.shape[1]], value)
 

@@ -219,7 +219,7 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(
 
 def test_logits_never_exist_for_more_rows_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor of a pass has the size of a chunk, whatever the number of tokens."""
-    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 16 * 4 * tiny.VOCAB_SIZE)
+    monkeypatch.setattr(logprobs, "chunk_rows", lambda _: 16)
     rows: list[int] = []
     original = logprobs.Head.logits
 

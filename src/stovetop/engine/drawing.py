@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RUN = 128  # tokens
+CHUNK_BYTES = 16 * 2**20  # of logits that are worked on at one time, on a CPU: they stay in its cache
 
 
 class Drawn(NamedTuple):
@@ -23,7 +24,15 @@ class Drawn(NamedTuple):
 
 def draw(logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Drawn:
     """Temperature 0 takes the most probable token, and reports its logprob at temperature 1. top_k -1 and top_p 1 are
-    off. `uniform_B` is float64 in [0, 1). A pass over all logits is made only where some row needs it."""
+    off. `uniform_B` is float64 in [0, 1)."""
+    columns = (logits_BV, temperature_B, top_k_B, top_p_B, uniform_B)
+    size = max(1, CHUNK_BYTES // (4 * logits_BV.shape[1])) if logits_BV.device.type == "cpu" else len(logits_BV)
+    drawn = [_draw(*rows) for rows in zip(*(column.split(size) for column in columns), strict=True)]
+    return Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True)))
+
+
+def _draw(logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Drawn:
+    """A pass over all logits is made only where some row needs it."""
     greedy_B = temperature_B == 0
     divisor_B = torch.where(greedy_B, 1.0, temperature_B)
     if (divisor_B != 1).any():

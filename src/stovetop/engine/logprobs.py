@@ -18,7 +18,9 @@ from torch import Tensor
 from stovetop.engine.arithmetic import Arithmetic, Fast
 from stovetop.engine.low_rank import ALL, LowRank, Stacked
 
-CHUNK_BYTES = 128 * 2**20  # size of the float32 logits that exist at one time
+# of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
+MIN_CHUNK_ROWS = 64  # fewer would read the weights more often than they compute with them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,10 +84,16 @@ class _Chunk(NamedTuple):
     pairs: slice
 
 
-def _chunks(rows_P: Tensor, vocab_size: int) -> list[_Chunk]:
-    """Cuts pairs, sorted by row, into runs that cover at most as many rows as `CHUNK_BYTES` allows."""
+def chunk_rows(weight_VE: Tensor) -> int:
+    """For how many rows logits are computed at a time."""
+    allowed = CHUNK_BYTES.get(weight_VE.device.type, CHUNK_BYTES["cpu"])
+    return max(MIN_CHUNK_ROWS, allowed // (4 * len(weight_VE)))
+
+
+def _chunks(rows_P: Tensor, weight_VE: Tensor) -> list[_Chunk]:
+    """Cuts pairs, sorted by row, into runs that cover at most `chunk_rows`."""
     rows_U, place_P = torch.unique_consecutive(rows_P, return_inverse=True)
-    size = max(1, CHUNK_BYTES // (4 * vocab_size))
+    size = chunk_rows(weight_VE)
     starts = list(range(0, len(rows_U), size))
     borders = torch.searchsorted(place_P, torch.tensor([*starts, len(rows_U)], device=place_P.device)).tolist()
     return [
@@ -107,7 +115,7 @@ class _PairLogprobs(torch.autograd.Function):
         temperature: float,
     ) -> Tensor:
         out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
-        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE.shape[0]):
+        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE):
             logprobs_CV = _tempered(head.logits(hidden_NE[rows_C]), temperature).log_softmax(-1)
             out_P[pairs] = logprobs_CV[place_P, targets_P[pairs]]
         ctx.save_for_backward(hidden_NE, a_RE, b_VR, rows_P, targets_P)
@@ -123,7 +131,7 @@ class _PairLogprobs(torch.autograd.Function):
         d_b_VR = torch.zeros_like(b_VR) if ctx.needs_input_grad[2] else None
         live_P = torch.isin(rows_P, rows_P[grad_P != 0])
         rows_P, targets_P, grad_P = rows_P[live_P], targets_P[live_P], grad_P[live_P]
-        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE.shape[0]) if len(rows_P) else []:
+        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE) if len(rows_P) else []:
             hidden_CE, grad_p = hidden_NE[rows_C], grad_P[pairs]
             logits_CV = head.logits(hidden_CE)
             d_logits_CV = _d_logits(logits_CV, place_P, targets_P[pairs], grad_p, ctx.temperature)
@@ -159,6 +167,6 @@ def _tempered(logits_CV: Tensor, temperature: float) -> Tensor:
 @torch.no_grad()
 def top_logprobs(head: Head, hidden_NE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k most probable tokens of each row and their logprobs at temperature 1, most probable first: (N, k) each."""
-    size = max(1, CHUNK_BYTES // (4 * head.weight_VE.shape[0]))
-    tops = [head.logits(rows).log_softmax(-1).topk(k, dim=-1) for rows in hidden_NE.split(size)]
+    chunks = hidden_NE.split(chunk_rows(head.weight_VE))
+    tops = [head.logits(rows).log_softmax(-1).topk(k, dim=-1) for rows in chunks]
     return torch.cat([top.indices for top in tops]), torch.cat([top.values for top in tops])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.arithmetic import Arithmetic
+from stovetop.engine.row_groups import RowGroups
 
 ALL = slice(None)
 
@@ -42,31 +43,22 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
-    """Which rows of a pass belong to each of several adapters that run as one batched product."""
-
-    rows_KM: Tensor  # filled up with any row where an adapter has fewer
-    own_N: Tensor  # all rows that belong to one
-    kept_N: Tensor | None  # where these stand among the K·M; None: in order, and nothing else
-    is_whole: bool = False  # one adapter has all rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Stacked:
     """Several adapters of about as many rows each, in two batched products. For passes without gradients."""
 
-    places: Places
-    a_KIR: Tensor
-    b_KRO: Tensor  # with the scale in it
+    groups: RowGroups  # one an adapter
+    a_KRI: Tensor
+    b_KOR: Tensor  # with the scale in it
 
     def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> None:
-        x_NI = x_NI.to(self.a_KIR.dtype)
-        if self.places.is_whole:
-            out_NO += (x_NI @ self.a_KIR[0] @ self.b_KRO[0]).to(out_NO.dtype)
-            return
-        low_NO = torch.bmm(torch.bmm(x_NI[self.places.rows_KM], self.a_KIR), self.b_KRO).flatten(0, 1)
-        kept_N = self.places.kept_N
-        out_NO.index_add_(0, self.places.own_N, low_NO if kept_N is None else low_NO[kept_N])
+        x_NI = x_NI.to(self.a_KRI.dtype)
+        if self.groups.is_one and out_NO.dtype == x_NI.dtype:
+            out_NO.addmm_(x_NI @ self.a_KRI[0].t(), self.b_KOR[0].t())
+        elif self.groups.is_one:
+            out_NO += (x_NI @ self.a_KRI[0].t() @ self.b_KOR[0].t()).to(out_NO.dtype)
+        else:
+            thin_KMR = torch.bmm(self.groups.gathered(x_NI), self.a_KRI.transpose(1, 2))
+            out_NO += self.groups.scattered(torch.bmm(thin_KMR, self.b_KOR.transpose(1, 2)))
 
 
 def adapted_linear(

@@ -14,7 +14,7 @@ Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` toke
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,8 +26,8 @@ from stovetop.engine.logprobs import pair_logprobs, top_logprobs
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
-from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length
-from stovetop.engine.routing import Rows, rows_by_owner
+from stovetop.engine.packing import MIN_SHARED_TOKENS, Segment, common_length
+from stovetop.engine.routing import Parts, Rows
 
 STEP_TOKENS = 2048
 PIECE_TOKENS = 512
@@ -73,8 +73,12 @@ class Prompt:
 class Prompts:
     """All prompts that are not yet computed, and those that may be used again."""
 
-    def __init__(self, model: BaseModel) -> None:
+    def __init__(
+        self, model: BaseModel, parts_of: Callable[[Sequence[AdapterWeights | None], Sequence[Segment]], Parts]
+    ) -> None:
+        """`parts_of` tells which rows of a pass belong to which adapter, from the owner of each segment."""
         self._model = model
+        self._parts_of = parts_of
         self._waiting: deque[Prompt] = deque()
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by number, the last used at the end
         self._number = 0
@@ -145,7 +149,7 @@ class Prompts:
         pieces = [turn.piece for turn in turns]
         packed = pack_of_pieces(pieces, [turn.tokens for turn in turns])
         plan = PieceAttention(pieces, self._model.arithmetic, self._model.device)
-        parts = rows_by_owner([turn.prompt.weights for turn in turns], packed.segments, self._model.device)
+        parts = self._parts_of([turn.prompt.weights for turn in turns], packed.segments)
         hidden_NE = self._model.hidden_states(packed, plan, parts)
         for turn in turns:
             hidden_TE = hidden_NE[turn.piece.rows]

@@ -5,15 +5,16 @@ the stack in which many of them sample together.
 Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank, `K` adapters, `M` rows of one of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from stovetop.engine.lora import AdapterWeights, factors_of
-from stovetop.engine.low_rank import ALL, LowRank, Places, Stacked
+from stovetop.engine.low_rank import ALL, LowRank, Stacked
 from stovetop.engine.packing import Segment
+from stovetop.engine.row_groups import RowGroups, row_groups
 from stovetop.engine.target_names import HEAD
 
 
@@ -30,7 +31,7 @@ class Rows:
 
 
 class Stack:
-    """The factors of the adapters that run together, side by side in slots: a copy in the dtype in which the products
+    """The factors of the adapters that run together, side by side in slots: copies in the dtypes in which the products
     run, made of each linear when it first asks. Ranks below the largest are filled up with zeros, which add nothing.
     Newcomers take the slots of those that left, so a batch that changes does not copy everybody again."""
 
@@ -38,7 +39,7 @@ class Stack:
         self._dtype = dtype
         self._slots: list[AdapterWeights | None] = []
         self._rank = 0
-        self._factors: dict[str, tuple[Tensor, Tensor] | None] = {}
+        self._factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor] | None] = {}
 
     @property
     def num_slots(self) -> int:
@@ -61,11 +62,14 @@ class Stack:
         places = {id(own): slot for slot, own in enumerate(self._slots)}
         return [places[id(adapter)] for adapter in adapters]
 
-    def factors(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """(K, I, R) and (K, R, O), the second with the scales in it; None where no adapter trains this linear."""
-        if name not in self._factors:
-            self._factors[name] = self._stacked(name)
-        return self._factors[name]
+    def factors(self, name: str, num_rows: int) -> tuple[Tensor, Tensor] | None:
+        """(K, R, I) and (K, O, R), the second with the scales in it; None where no adapter trains this linear."""
+        # logits are float32; and for few rows of one adapter, whose products are small, it is the faster dtype
+        precise = name == HEAD or (self.num_slots == 1 and num_rows <= FEW_ROWS)
+        key = (name, torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
+        if key not in self._factors:
+            self._factors[key] = self._stacked(*key)
+        return self._factors[key]
 
     def clear(self) -> None:
         self._slots, self._rank, self._factors = [], 0, {}
@@ -76,35 +80,33 @@ class Stack:
         self._rank, self._factors = rank, {}
 
     def _fill(self, slot: int, adapter: AdapterWeights) -> None:
-        self._factors = {name: factors for name, factors in self._factors.items() if factors is not None}
-        for name, factors in self._factors.items():
+        self._factors = {key: factors for key, factors in self._factors.items() if factors is not None}
+        for (name, _), factors in self._factors.items():
+            assert factors is not None, "linears that nobody trained are looked up anew"
+            for stacked in factors:
+                stacked[slot].zero_()
             _write(slot, factors, factors_of(adapter, name))
 
-    def _stacked(self, name: str) -> tuple[Tensor, Tensor] | None:
+    def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         found = [None if adapter is None else factors_of(adapter, name) for adapter in self._slots]
         some = next((factors for factors in found if factors is not None), None)
         if some is None:
             return None
-        # logits are float32; and for one adapter, whose products are small, it is the faster dtype
-        dtype = some[0].dtype if name == HEAD or self.num_slots == 1 else self._dtype
         stacked = (
-            some[0].new_zeros(len(found), some[0].shape[1], self._rank, dtype=dtype),
-            some[1].new_zeros(len(found), self._rank, some[1].shape[0], dtype=dtype),
+            some[0].new_zeros(len(found), self._rank, some[0].shape[1], dtype=dtype),
+            some[1].new_zeros(len(found), some[1].shape[0], self._rank, dtype=dtype),
         )
         for slot, factors in enumerate(found):
             _write(slot, stacked, factors)
         return stacked
 
 
-def _write(slot: int, stacked: tuple[Tensor, Tensor] | None, factors: tuple[Tensor, Tensor, float] | None) -> None:
-    assert stacked is not None, "linears that nobody trained are looked up anew"
-    a_KIR, b_KRO = stacked
-    a_KIR[slot].zero_()
-    b_KRO[slot].zero_()
+def _write(slot: int, stacked: tuple[Tensor, Tensor], factors: tuple[Tensor, Tensor, float] | None) -> None:
+    """Into a slot of zeros."""
     if factors is not None:
         a_RI, b_OR, scale = factors
-        a_KIR[slot, :, : len(a_RI)] = a_RI.t()
-        b_KRO[slot, : len(a_RI)] = b_OR.t() * scale
+        stacked[0][slot, : len(a_RI)].copy_(a_RI)
+        torch.mul(b_OR, scale, out=stacked[1][slot, :, : len(a_RI)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,14 +114,15 @@ class StackRows:
     """The rows of a pass that each adapter of a stack acts on."""
 
     stack: Stack
-    places: Places
+    groups: RowGroups  # by slot
 
     def of(self, name: str) -> Stacked | None:
-        factors = self.stack.factors(name)
-        return None if factors is None else Stacked(self.places, *factors)
+        factors = self.stack.factors(name, self.groups.num_rows)
+        return None if factors is None else Stacked(self.groups, *factors)
 
 
-MOST_FILLING, FEW_ROWS = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
+MOST_FILLING, ANY_FILLING = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
+FEW_ROWS = 32
 
 Parts = Sequence[Rows | StackRows]  # of one pass. Rows in no part meet the base model as it is
 
@@ -157,25 +160,24 @@ def _slice_or_indices(rows: list[int], device: torch.device) -> slice | Tensor:
 
 
 def stacked_rows(
-    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device, stack: Stack
+    owners: Sequence[AdapterWeights | None],
+    segments: Sequence[Segment],
+    device: torch.device,
+    stack: Stack,
+    others: Iterable[AdapterWeights | None] = (),
 ) -> StackRows | None:
-    """The same for a stack, which takes the adapters in. None where there is no adapter, or where they differ so much
-    in rows that most of the batched products would be filling."""
+    """The same for a stack, which takes the adapters in, and holds those of `others` besides. None where there is no
+    adapter, or where they differ so much in rows that most of the batched products would be filling."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
+    present = {id(w): w for w in [*others, *(w for w, _ in grouped)] if w is not None}
     num_own, most = sum(len(rows) for _, rows in grouped), max((len(rows) for _, rows in grouped), default=0)
-    if not grouped or len(grouped) * most > max(MOST_FILLING * num_own, FEW_ROWS):
+    if not grouped or len(present) * most > max(MOST_FILLING * num_own, ANY_FILLING):
         return None
-    slots = stack.slots_of([w for w, _ in grouped])
-    rows_KM = [[0] * most for _ in range(stack.num_slots)]
-    own, kept = [], []
-    for slot, (_, rows) in sorted(zip(slots, grouped, strict=True), key=lambda item: item[0]):
-        rows_KM[slot][: len(rows)] = rows
-        own += rows
-        kept += range(slot * most, slot * most + len(rows))
-    on_device = lambda values: torch.tensor(values, device=device)  # noqa: E731
-    is_full = len(kept) == stack.num_slots * most
-    is_whole = is_full and stack.num_slots == 1 and own == list(range(sum(segment.length for segment in segments)))
-    return StackRows(stack, Places(on_device(rows_KM), on_device(own), None if is_full else on_device(kept), is_whole))
+    slots = dict(zip(present, stack.slots_of(list(present.values())), strict=True))
+    rows_K: list[list[int]] = [[] for _ in range(stack.num_slots)]
+    for w, rows in grouped:
+        rows_K[slots[id(w)]] = rows
+    return StackRows(stack, row_groups(rows_K, sum(segment.length for segment in segments), device))
 
 
 def _grouped(

@@ -11,6 +11,7 @@ Shapes: `S` running sequences, `V` vocabulary, `E` hidden size.
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,7 +95,7 @@ class Sampler:
 
     def __init__(self, model: BaseModel) -> None:
         self._model = model
-        self._prompts = Prompts(model)
+        self._prompts = Prompts(model, self._parts)
         self._cache = KVCache(model.num_layers)
         self._prefixes = SharedPrefixes(model.num_layers)
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
@@ -170,9 +171,7 @@ class Sampler:
         self._fill_slots(newcomers, first)
         last_hidden = [sequence.request.prompt.last_hidden_E for sequence in newcomers]
         hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
-        # not the stack: it is that of all who run, and would take the newcomers for all
-        parts = rows_by_owner(*_one_row_each(newcomers), self._model.device)
-        return self._extend(newcomers, hidden_SE, parts)
+        return self._extend(newcomers, hidden_SE, self._parts(*_one_row_each(newcomers)))
 
     def _start_next(self, together: Counter[int]) -> bool:
         """Whether there was room for one more sample of the first request. `together` are the samples to come by the
@@ -224,7 +223,7 @@ class Sampler:
         step = Pack(tokens, positions, singles, singles)
         prefixes = self._prefixes.of([sequence.prefix for sequence in sequences], device)
         plan = CachedAttention(self._cache, self._model.arithmetic, torch.tensor(places, device=device), prefixes)
-        parts = self._parts(sequences)
+        parts = self._parts(*_one_row_each(sequences))
         return self._extend(sequences, self._model.hidden_states(step, plan, parts), parts)
 
     def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> list[Finished]:
@@ -244,14 +243,14 @@ class Sampler:
             sequence.logprobs.append(logprob)
         return [answer for sequence in sequences if sequence.ended() for answer in self._leave(sequence)]
 
-    def _parts(self, sequences: list[_Running]) -> Parts:
-        """Which row belongs to which adapter, when all running sequences have one."""
-        owners, singles = _one_row_each(sequences)
+    def _parts(self, owners: Sequence[AdapterWeights | None], segments: Sequence[Segment]) -> Parts:
+        """Which row of a pass belongs to which adapter. The stack holds those of all running sequences, in any pass."""
         if self._model.arithmetic.can_stack:
-            stacked = stacked_rows(owners, singles, self._model.device, self._stack)
+            running = [sequence.request.prompt.weights for sequence in self._running]
+            stacked = stacked_rows(owners, segments, self._model.device, self._stack, running)
             if stacked is not None:
                 return [stacked]
-        return rows_by_owner(owners, singles, self._model.device)
+        return rows_by_owner(owners, segments, self._model.device)
 
     def _leave(self, sequence: _Running) -> list[Finished]:
         """Takes a finished sequence out of the batch; the answer if it was the last of its request."""

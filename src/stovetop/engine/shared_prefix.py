@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.row_groups import RowGroups, row_groups
 from stovetop.engine.sight import Seen, Sight
 
 MIN_PREFIX_TOKENS = 64  # a shorter one is not worth a product of its own
@@ -22,25 +23,23 @@ MIN_PREFIX_TOKENS = 64  # a shorter one is not worth a product of its own
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedRows:
-    """Which rows of a pass go on from which prefix."""
+    """Which rows of a pass go on from which prefix; for tensors of attention, where heads stand before rows."""
 
-    rows_PM: Tensor  # filled up with any row where a prefix has fewer
-    place_S: Tensor  # where each row is among these P·M; anywhere, if it has no prefix
-    without_S: Tensor | None  # whether it has none; None: all have one
+    groups: RowGroups
     _made: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)  # by what, G and R
 
     def gathered(self, x_SGRX: Tensor) -> Tensor:
         """(P, G, M·R, X)"""
         _, groups, repeats, size = x_SGRX.shape
         index = self._once("gather", groups, repeats, self._gather_index)
-        return x_SGRX.reshape(-1, size).index_select(0, index).view(len(self.rows_PM), groups, -1, size)
+        return x_SGRX.reshape(-1, size).index_select(0, index).view(len(self.groups.rows_KM), groups, -1, size)
 
     def scattered(self, x_PGNX: Tensor, repeats: int, missing: float) -> Tensor:
         """(S, G, R, X) from (P, G, M·R, X); rows without a prefix get `missing`."""
         _, groups, _, size = x_PGNX.shape
-        index = self._once("scatter", groups, repeats, self._scatter_index)
+        index, without_S = self._once("scatter", groups, repeats, self._scatter_index), self.groups.without_N
         x_SGRX = x_PGNX.transpose(1, 2).reshape(-1, size).index_select(0, index).view(-1, groups, repeats, size)
-        return x_SGRX if self.without_S is None else x_SGRX.masked_fill_(self.without_S[:, None, None, None], missing)
+        return x_SGRX if without_S is None else x_SGRX.masked_fill_(without_S[:, None, None, None], missing)
 
     def _once(self, what: str, groups: int, repeats: int, make: Callable[[int, int], Tensor]) -> Tensor:
         """The layers of a pass ask for the same."""
@@ -51,14 +50,14 @@ class SharedRows:
 
     def _gather_index(self, groups: int, repeats: int) -> Tensor:
         """Among S·G·R, for each of P·G·M·R."""
-        within_GR = torch.arange(groups * repeats, device=self.rows_PM.device).view(groups, repeats)
-        index_PMGR = self.rows_PM[:, :, None, None] * (groups * repeats) + within_GR
+        within_GR = torch.arange(groups * repeats, device=self.groups.rows_KM.device).view(groups, repeats)
+        index_PMGR = self.groups.rows_KM[:, :, None, None] * (groups * repeats) + within_GR
         return index_PMGR.transpose(1, 2).flatten()
 
     def _scatter_index(self, groups: int, repeats: int) -> Tensor:
         """Among P·M·R·G, for each of S·G·R."""
-        within_GR = torch.arange(groups * repeats, device=self.rows_PM.device).view(repeats, groups).t()
-        return (self.place_S[:, None, None] * (groups * repeats) + within_GR).flatten()
+        within_GR = torch.arange(groups * repeats, device=self.groups.place_N.device).view(repeats, groups).t()
+        return (self.groups.place_N[:, None, None] * (groups * repeats) + within_GR).flatten()
 
 
 @dataclass(slots=True, eq=False)
@@ -119,21 +118,11 @@ class SharedPrefixes:
         for row, prefix in enumerate(prefixes):
             if prefix is not None:
                 rows[slots[id(prefix)]].append(row)
-        most = max(map(len, rows), default=0)
-        if most == 0:
+        if not any(rows):
             return None
-        places = [0] * len(prefixes)
-        for slot, own in enumerate(rows):
-            for index, row in enumerate(own):
-                places[row] = slot * most + index
-        without = [prefix is None for prefix in prefixes]
-        tensor = lambda values: torch.tensor(values, device=device)  # noqa: E731
-        shared = SharedRows(
-            tensor([own + [0] * (most - len(own)) for own in rows]),
-            tensor(places),
-            tensor(without) if any(without) else None,
-        )
-        return PrefixPass(shared, self._cache, Sight(tensor([[prefix.length - 1] for prefix in self._prefixes])))
+        shared = SharedRows(row_groups(rows, len(prefixes), device))
+        last = torch.tensor([[prefix.length - 1] for prefix in self._prefixes], device=device)
+        return PrefixPass(shared, self._cache, Sight(last))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
