@@ -24,13 +24,13 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each pass over the model had."""
     counts: list[int] = []
     model = type(tiny.base_model())
-    original = model.hidden_states
+    original = model.hidden_states_of
 
-    def counted(self: Any, packed: Any, *rest: Any) -> Any:
-        counts.append(packed.num_tokens)
-        return original(self, packed, *rest)
+    def counted(self: Any, tokens_N: Any, *rest: Any) -> Any:
+        counts.append(len(tokens_N))
+        return original(self, tokens_N, *rest)
 
-    monkeypatch.setattr(model, "hidden_states", counted)
+    monkeypatch.setattr(model, "hidden_states_of", counted)
     return counts
 
 

@@ -84,13 +84,13 @@ def test_neighbours_that_join_and_leave_change_nothing(engine: Engine, weights: 
 
 def test_a_prompt_is_computed_once_for_all_its_samples(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    original = type(tiny.base_model()).hidden_states
+    original = type(tiny.base_model()).hidden_states_of
 
-    def counted(model: Any, packed: Any, *rest: Any) -> torch.Tensor:
-        seen.append(packed.num_tokens)
-        return original(model, packed, *rest)
+    def counted(model: Any, tokens_N: Any, *rest: Any) -> torch.Tensor:
+        seen.append(len(tokens_N))
+        return original(model, tokens_N, *rest)
 
-    monkeypatch.setattr(type(tiny.base_model()), "hidden_states", counted)
+    monkeypatch.setattr(type(tiny.base_model()), "hidden_states_of", counted)
     sample(engine, PROMPT, 8, max_tokens=3)
     assert seen == [len(PROMPT), 8, 8]
 

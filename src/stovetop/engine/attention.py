@@ -206,11 +206,16 @@ class PieceAttention:
 
 
 class CachedAttention:
-    """One new token in each of the first `S` slots: its key and value enter the cache at `positions_S`, its query sees
-    the slot, and before it the prefix that the slot goes on from."""
+    """One new token in each of the first `S` slots: its key and value enter the cache at `positions_S`, which are below
+    `num_keys`; its query sees the slot, and before it the prefix that the slot goes on from."""
 
     def __init__(
-        self, cache: KVCache, arithmetic: Arithmetic, positions_S: Tensor, prefixes: PrefixPass | None = None
+        self,
+        cache: KVCache,
+        arithmetic: Arithmetic,
+        positions_S: Tensor,
+        num_keys: int,
+        prefixes: PrefixPass | None = None,
     ) -> None:
         self._arithmetic = arithmetic
         self._cache = cache
@@ -218,7 +223,6 @@ class CachedAttention:
         self._prefixes = prefixes
         self._sight = Sight(positions_S[:, None])
         self._slots_S = torch.arange(len(positions_S), device=positions_S.device)
-        num_keys = int(positions_S.max()) + 1
         self._num_keys = num_keys + -num_keys % max(arithmetic.key_multiple, KEY_MULTIPLE)
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:

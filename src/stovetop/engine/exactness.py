@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from stovetop.engine.arithmetic import ROW_MULTIPLE, RotaryTable, RowExact, WrittenOutSiLU
-from stovetop.engine.attention import CachedAttention, PackedAttention, Piece, PieceAttention, pack_of_pieces
+from stovetop.engine.attention import PackedAttention, Piece, PieceAttention, pack_of_pieces
 from stovetop.engine.block_attention import KEY_BLOCK, QUERY_MULTIPLE
+from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.lora import initial_weights
-from stovetop.engine.packing import Pack, Segment, pack
+from stovetop.engine.packing import pack
 from stovetop.engine.routing import Parts, Rows
 from stovetop.engine.shared_prefix import SharedPrefixes
 from stovetop.types import LoraConfig
@@ -179,15 +180,18 @@ def _decoded(base, num_layers: int, sequences: list[list[int]], parts: Parts, sh
     prefixes = [store.join(own, start) if start else None for own, start in zip(caches, starts, strict=True)]
     for slot, (own, prompt, start) in enumerate(zip(caches, prompts, starts, strict=True)):
         cache.copy_from(own, 0, [slot], len(prompt) - start, start=start)
-    singles = [Segment(slot, 1) for slot in range(len(prompts))]
     head, drawn = base.head(parts), []
-    for step in range(num_steps):
-        positions = [len(prompt) + step for prompt in prompts]
-        tokens = [sequence[position] for sequence, position in zip(sequences, positions, strict=True)]
-        places = torch.tensor(positions) - torch.tensor(starts)
-        plan = CachedAttention(cache, base.arithmetic, places, store.of(prefixes, base.device))
-        hidden_SE = base.hidden_states(Pack(tokens, positions, singles, singles), plan, parts)
-        drawn.append(head.logits(hidden_SE).log_softmax(-1))
+    for index in range(num_steps):
+        positions = [len(prompt) + index for prompt in prompts]
+        step = Step(
+            cache,
+            [sequence[position] for sequence, position in zip(sequences, positions, strict=True)],
+            positions,
+            [position - start for position, start in zip(positions, starts, strict=True)],
+            parts,
+            store.of(prefixes, base.device),
+        )
+        drawn.append(head.logits(decoded(base, step)).log_softmax(-1))
     return list(torch.stack(drawn, 1))
 
 

@@ -19,11 +19,19 @@ class KVCache:
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
         self.num_slots = 0
         self.num_positions = 0
+        self.version = 0  # grows when tensors move
 
     def reserve(self, num_slots: int, num_positions: int) -> None:
         """From now on there is room for this many; what is there stays."""
         self.num_slots = max(self.num_slots, num_slots)
         self.num_positions = max(self.num_positions, -(-num_positions // BLOCK) * BLOCK)
+
+    def settle(self) -> None:
+        """Makes the room that is reserved now, and not when it is written, in the layers that hold something."""
+        for layer, tensors in enumerate(self._layers):
+            if tensors is not None:
+                key_SGLD, value_SGLD = tensors
+                self._room(layer, key_SGLD[0], value_SGLD[0])
 
     def write(self, layer: int, slots_M: Tensor, positions_M: Tensor, key_GMD: Tensor, value_GMD: Tensor) -> None:
         key_SGLD, value_SGLD = self._room(layer, key_GMD, value_GMD)
@@ -57,6 +65,7 @@ class KVCache:
         """Gives the memory back."""
         self._layers = [None] * len(self._layers)
         self.num_slots = self.num_positions = 0
+        self.version += 1
 
     def _filled(self, layer: int) -> tuple[Tensor, Tensor]:
         tensors = self._layers[layer]
@@ -72,6 +81,7 @@ class KVCache:
                 self._grown(None if tensors is None else tensors[i], new) for i, new in enumerate((key_GMD, value_GMD))
             )
             tensors = self._layers[layer] = (key, value)
+            self.version += 1
         return tensors
 
     def _grown(self, old_SGLD: Tensor | None, like_GMD: Tensor) -> Tensor:

@@ -64,10 +64,15 @@ class BaseModel:
 
     def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: Parts) -> Tensor:
         """(N, E) after the last norm: what the head reads."""
-        tokens_1N = torch.tensor([packed.tokens_N], device=self.device)
-        positions_1N = torch.tensor([packed.positions_N], device=self.device)
+        tokens_N, positions_N = (torch.tensor(t, device=self.device) for t in (packed.tokens_N, packed.positions_N))
+        return self.hidden_states_of(tokens_N, positions_N, plan, parts)
+
+    def hidden_states_of(self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, parts: Parts) -> Tensor:
+        """The same from tensors that are on the device."""
         self.routing.parts = parts
-        output = self.trunk(input_ids=tokens_1N, position_ids=positions_1N, use_cache=False, attention_plan=plan)
+        output = self.trunk(
+            input_ids=tokens_N[None], position_ids=positions_N[None], use_cache=False, attention_plan=plan
+        )
         return output.last_hidden_state[0]
 
     def frozen_weights(self) -> list[Tensor]:

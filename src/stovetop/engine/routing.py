@@ -40,6 +40,7 @@ class Stack:
         self._slots: list[AdapterWeights | None] = []
         self._rank = 0
         self._factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor] | None] = {}
+        self.version = 1  # grows when factors come or move
 
     @property
     def num_slots(self) -> int:
@@ -69,15 +70,18 @@ class Stack:
         key = (name, torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
         if key not in self._factors:
             self._factors[key] = self._stacked(*key)
+            self.version += 1
         return self._factors[key]
 
     def clear(self) -> None:
         self._slots, self._rank, self._factors = [], 0, {}
+        self.version += 1
 
     def _start_over(self, adapters: Sequence[AdapterWeights], rank: int) -> None:
         num_slots = 1 << (len(adapters) - 1).bit_length()
         self._slots = [*adapters, *[None] * (num_slots - len(adapters))]
         self._rank, self._factors = rank, {}
+        self.version += 1
 
     def _fill(self, slot: int, adapter: AdapterWeights) -> None:
         self._factors = {key: factors for key, factors in self._factors.items() if factors is not None}

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from stovetop.engine.attention import CachedAttention
+from stovetop.engine.captured import CapturedDecoding, CudaGraphs, Recorder
+from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.drawing import draw
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import Finished, Sample, Ticket
-from stovetop.engine.packing import Pack, Segment
+from stovetop.engine.packing import Segment
 from stovetop.engine.prompts import Prompt, Prompts
 from stovetop.engine.routing import Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
@@ -93,8 +94,12 @@ class _Running:
 class Sampler:
     """Running and waiting samples of one base model, over all adapters."""
 
-    def __init__(self, model: BaseModel) -> None:
+    def __init__(self, model: BaseModel, recorder: Recorder | None = None) -> None:
+        """`recorder` is what passes are recorded with, where launching them is slow: on CUDA."""
+        if recorder is None and model.device.type == "cuda":
+            recorder = CudaGraphs()
         self._model = model
+        self._captured = None if recorder is None else CapturedDecoding(model, recorder)
         self._prompts = Prompts(model, self._parts)
         self._cache = KVCache(model.num_layers)
         self._prefixes = SharedPrefixes(model.num_layers)
@@ -117,10 +122,14 @@ class Sampler:
         for prompt in self._prompts.step():
             self._finished += self._computed(prompt)
         self._finished += self._let_in()
-        if not self._running:
+        if not self._running and not self._records:  # recordings would be lost with what they read
             self._cache.clear()
             self._stack.clear()
         return self.take_finished()
+
+    @property
+    def _records(self) -> bool:
+        return self._captured is not None and self._captured.works
 
     def take_finished(self) -> list[Finished]:
         """What ended; after a step that raised, what had ended before."""
@@ -192,8 +201,10 @@ class Sampler:
 
     def _num_shared(self, prompt: Prompt) -> int:
         """How much of a prompt its samples can share: as much as attention reads in whole blocks."""
+        if self._records or not self._model.attends_plainly:  # a recorded pass has slots only
+            return 0
         length = len(prompt.tokens) - len(prompt.tokens) % self._model.arithmetic.key_multiple
-        return length if self._model.attends_plainly and length >= MIN_PREFIX_TOKENS else 0
+        return length if length >= MIN_PREFIX_TOKENS else 0
 
     def _has_room(self, num_positions: int) -> bool:
         if not self._running:
@@ -215,16 +226,17 @@ class Sampler:
 
     def _draw_next(self) -> list[Finished]:
         """One pass over the running sequences: each one's last token goes in, its next is drawn."""
-        sequences, device = list(self._running), self._model.device
-        places = [sequence.position - sequence.start for sequence in sequences]
-        self._cache.reserve(len(sequences), max(places) + 1)
-        singles = [Segment(row, 1) for row in range(len(sequences))]
-        tokens, positions = [s.tokens[-1] for s in sequences], [s.position for s in sequences]
-        step = Pack(tokens, positions, singles, singles)
-        prefixes = self._prefixes.of([sequence.prefix for sequence in sequences], device)
-        plan = CachedAttention(self._cache, self._model.arithmetic, torch.tensor(places, device=device), prefixes)
-        parts = self._parts(*_one_row_each(sequences))
-        return self._extend(sequences, self._model.hidden_states(step, plan, parts), parts)
+        sequences = list(self._running)
+        step = Step(
+            self._cache,
+            [sequence.tokens[-1] for sequence in sequences],
+            [sequence.position for sequence in sequences],
+            [sequence.position - sequence.start for sequence in sequences],
+            self._parts(*_one_row_each(sequences)),
+            self._prefixes.of([sequence.prefix for sequence in sequences], self._model.device),
+        )
+        hidden_SE = decoded(self._model, step) if self._captured is None else self._captured(step)
+        return self._extend(sequences, hidden_SE, step.parts)
 
     def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> list[Finished]:
         """Draws a token for each sequence from its hidden state; removes those that end with it."""

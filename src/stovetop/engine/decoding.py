@@ -1,0 +1,45 @@
+# pyright: basic
+"""One pass of decoding: the last token of every running sequence goes in, the hidden states of the next come out.
+
+Shapes: `S` running sequences, one slot of the cache each; `E` hidden size.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.attention import CachedAttention
+from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.routing import Parts
+from stovetop.engine.shared_prefix import PrefixPass
+
+if TYPE_CHECKING:  # a model is decoded when it is loaded, to see whether it can be
+    from stovetop.engine.model import BaseModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What a pass is made of. Row i belongs to slot i."""
+
+    cache: KVCache
+    tokens_S: list[int]
+    positions_S: list[int]  # of these tokens in their sequences
+    places_S: list[int]  # in their slots, which hold less than the sequence where a prefix is shared
+    parts: Parts = ()
+    prefixes: PrefixPass | None = None
+
+    @property
+    def num_keys(self) -> int:
+        """That the pass reads of every slot."""
+        return max(self.places_S) + 1
+
+
+def decoded(model: "BaseModel", step: Step) -> Tensor:
+    """(S, E). The tokens' keys and values are in the cache after it."""
+    step.cache.reserve(len(step.tokens_S), step.num_keys)
+    places_S = torch.tensor(step.places_S, device=model.device)
+    plan = CachedAttention(step.cache, model.arithmetic, places_S, step.num_keys, step.prefixes)
+    tokens_S, positions_S = (torch.tensor(values, device=model.device) for values in (step.tokens_S, step.positions_S))
+    return model.hidden_states_of(tokens_S, positions_S, plan, step.parts)
