@@ -82,12 +82,12 @@ def test_prefixes_come_and_go_in_any_order_and_keep_their_contents() -> None:
         rows = store.of(users, torch.device("cpu"))
         assert (rows is None) == (not users)
         if rows is None:
-            assert store.num_tokens == 0
+            assert store.num_tokens() == 0
             continue
         key_PGLD, value_PGLD, _ = rows.read(0)
         assert len(key_PGLD) == len({id(prefix) for prefix in users})
         for row, prefix in enumerate(users):
-            _, key, value = next(prompt for prompt in prompts if prompt[0] is prefix.source)
+            _, key, value = next(prompt for prompt in prompts if prompt[0] is prefix.source())
             slot = int(rows.shared.groups.place_N[row]) // rows.shared.groups.rows_KM.shape[1]
             assert torch.equal(key_PGLD[slot, :, : key.shape[1]], key)
             assert torch.equal(value_PGLD[slot, :, : key.shape[1]], value)
@@ -118,7 +118,7 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
     answers, most_shared = {}, 0
     while not engine.idle:
         answers |= {done.ticket: done.result for done in engine.step()}
-        most_shared = max(most_shared, engine._sampler._prefixes.num_tokens)  # pyright: ignore[reportPrivateUsage]
+        most_shared = max(most_shared, engine._sampler._prefixes.num_tokens())  # pyright: ignore[reportPrivateUsage]
     assert most_shared > 0
     for ticket, expected in zip(tickets, alone, strict=True):
         for ours, theirs in zip(answers[ticket].sequences, expected.sequences, strict=True):
@@ -127,7 +127,16 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
                 assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
             else:
                 assert ours.logprobs == theirs.logprobs
-    assert engine._sampler._prefixes.num_tokens == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+
+
+def test_a_prompt_is_not_kept_twice_once_its_samples_have_started() -> None:
+    engine = tiny.engine()
+    engine.submit(sample(tiny.tokens(192, 1), 4, max_tokens=8))
+    engine.step()
+    running = engine._sampler._running  # pyright: ignore[reportPrivateUsage]  memory is nowhere else to be seen
+    assert len(running) == 4
+    assert all(sequence.request.prompt.cache.num_positions == 0 for sequence in running)
 
 
 def test_many_samples_of_a_long_prompt_fit_where_their_copies_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,4 +168,4 @@ def test_layers_with_windows_share_nothing() -> None:
     engine = Engine(base)
     engine.submit(sample(tiny.tokens(70, 1), 3))
     engine.step()
-    assert engine._sampler._prefixes.num_tokens == 0  # pyright: ignore[reportPrivateUsage]  nothing else shows it
+    assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  nothing else shows it

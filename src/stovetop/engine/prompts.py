@@ -69,6 +69,10 @@ class Prompt:
     def num_top(self) -> int:
         return self.op.topk_prompt_logprobs if isinstance(self.op, Sample) else 0
 
+    def forget_cache(self) -> None:
+        """Its samples are on their way, and have taken what they need."""
+        self.cache = KVCache(0)
+
 
 class Prompts:
     """All prompts that are not yet computed, and those that may be used again."""
@@ -177,13 +181,10 @@ class Prompts:
 
     def _known(self) -> list[Prompt]:
         """Those that wait and are the same as one that is kept: there is nothing to compute."""
-        kept = {
-            (id(kept.of()), tuple(kept.tokens)): number for number, kept in self._kept.items() if not kept.is_orphan
-        }
         known, others = [], deque[Prompt]()
         for prompt in self._waiting:
-            number = kept.get((id(prompt.weights), tuple(prompt.tokens)))
-            if number is None or prompt.num_computed > 0 or prompt.is_computed_whole:
+            number = self._same_as(prompt) if prompt.num_computed == 0 and not prompt.is_computed_whole else None
+            if number is None:
                 others.append(prompt)
                 continue
             self._kept.move_to_end(number)
@@ -192,6 +193,13 @@ class Prompts:
             known.append(prompt)
         self._waiting = others
         return known
+
+    def _same_as(self, prompt: Prompt) -> int | None:
+        """The number of the kept prompt with the same tokens."""
+        for number, kept in self._kept.items():
+            if kept.tokens == prompt.tokens and kept.is_of(prompt.weights):
+                return number
+        return None
 
     def _best_kept(self, prompt: Prompt) -> "tuple[_Kept, int] | None":
         """The earlier prompt of the same weights that shares the longest beginning, and its length. The last token is

@@ -189,7 +189,7 @@ class Sampler:
         cache, shared = request.prompt.cache, self._num_shared(request.prompt)
         is_shared = shared > 0 and (together[id(cache)] > 1 or self._prefixes.find(cache) is not None)
         length = len(request.prompt.tokens) - (shared if is_shared else 0) + (request.params.max_tokens or 0)
-        if not self._has_room(length):
+        if not self._has_room(length, self._prefixes.num_tokens(cache, shared) if is_shared else None):
             return False
         stream = np.random.default_rng([request.params.seed or 0, request.num_started])
         prefix = self._prefixes.join(cache, shared) if is_shared else None
@@ -206,12 +206,15 @@ class Sampler:
         length = len(prompt.tokens) - len(prompt.tokens) % self._model.arithmetic.key_multiple
         return length if length >= MIN_PREFIX_TOKENS else 0
 
-    def _has_room(self, num_positions: int) -> bool:
+    def _has_room(self, num_positions: int, prefix_tokens: int | None) -> bool:
+        """For one more sample, whose slot may come to take so many positions. `prefix_tokens` is what all prefixes take
+        with it, if that is more than now."""
         if not self._running:
             return True
         count = len(self._running) + 1
         longest = max(num_positions, *(sequence.most_cached for sequence in self._running))
-        return count <= MAX_RUNNING and count * longest + self._prefixes.num_tokens <= MAX_CACHED_TOKENS
+        shared = self._prefixes.num_tokens() if prefix_tokens is None else prefix_tokens
+        return count <= MAX_RUNNING and count * longest + shared <= MAX_CACHED_TOKENS
 
     def _fill_slots(self, newcomers: list[_Running], first: int) -> None:
         """What is computed of their prompts, and not shared, goes into their slots."""
@@ -223,6 +226,9 @@ class Sampler:
         for (_, start), slots in alike.items():
             prompt = self._running[slots[0]].request.prompt
             self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens) - start, start=start)
+        for sequence in newcomers:
+            if sequence.request.num_left == 0:
+                sequence.request.prompt.forget_cache()
 
     def _draw_next(self) -> list[Finished]:
         """One pass over the running sequences: each one's last token goes in, its next is drawn."""

@@ -8,6 +8,7 @@ Shapes: `S` rows of a pass, one a sample; `P` prefixes; `M` rows of one of them,
 heads that share one; `X` anything.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -64,7 +65,7 @@ class SharedRows:
 class Prefix:
     """The first `length` tokens of the prompt that `source` holds, for as many samples as use it."""
 
-    source: KVCache
+    source: "weakref.ref[KVCache]"  # once it is gone, nobody can come to share it
     length: int
     num_users: int = 0
 
@@ -76,19 +77,21 @@ class SharedPrefixes:
         self._cache = KVCache(num_layers)
         self._prefixes: list[Prefix] = []  # in the order of their slots
 
-    @property
-    def num_tokens(self) -> int:
-        """That are kept: slots times positions."""
-        return len(self._prefixes) * max((prefix.length for prefix in self._prefixes), default=0)
+    def num_tokens(self, source: KVCache | None = None, length: int = 0) -> int:
+        """That are kept: slots times positions. With a source and a length, after a sample of it would have joined."""
+        lengths = [prefix.length for prefix in self._prefixes]
+        if source is not None and self.find(source) is None:
+            lengths.append(length)
+        return len(lengths) * max(lengths, default=0)
 
     def find(self, source: KVCache) -> Prefix | None:
-        return next((prefix for prefix in self._prefixes if prefix.source is source), None)
+        return next((prefix for prefix in self._prefixes if prefix.source() is source), None)
 
     def join(self, source: KVCache, length: int) -> Prefix:
         """One more sample goes on from there."""
         prefix = self.find(source)
         if prefix is None:
-            prefix = Prefix(source, length)
+            prefix = Prefix(weakref.ref(source), length)
             self._cache.reserve(len(self._prefixes) + 1, length)
             self._cache.copy_from(source, 0, [len(self._prefixes)], length)
             self._prefixes.append(prefix)
