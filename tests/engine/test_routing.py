@@ -1,14 +1,16 @@
 """Each adapter acts on its own rows only, by itself or in a stack."""
 
 import random
+from itertools import accumulate
 
+import pytest
 import torch
 
 from stovetop.engine.arithmetic import Fast
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.lora_linear import LoraLinear
 from stovetop.engine.packing import Segment
-from stovetop.engine.routing import Routing, Rows, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.routing import BatchRows, Routing, Rows, Stack, rows_by_owner, rows_to_train, stacked_rows
 from stovetop.types import LoraConfig
 
 
@@ -62,6 +64,40 @@ def test_a_stack_serves_any_sequence_of_batches_as_each_adapter_alone() -> None:
         torch.testing.assert_close(ours, lora(x_1NI))
         sizes.add(stack.num_slots)
     assert len(sizes) > 2
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3, 3, 3], [4, 2, 3, 4, 3]])
+def test_adapters_that_train_in_a_batched_product_get_the_gradients_that_each_gets_alone(lengths: list[int]) -> None:
+    """Of different rank, and one of them without this linear; with rows to fill up, and without."""
+    generator = torch.Generator().manual_seed(0)
+    linear, routing = torch.nn.Linear(6, 4, bias=False).double().requires_grad_(False), Routing()
+    lora = LoraLinear(linear, "x", routing, Fast())
+    adapters = [adapter(1 + index % 3, generator, name="y" if index == 3 else "x") for index in range(5)]
+    for own in adapters:
+        own.tensors.update({name: tensor.double().requires_grad_() for name, tensor in own.tensors.items()})
+    leaves = [tensor for own in adapters for tensor in own.tensors.values()]
+    ends = list(accumulate(lengths))
+    rows = [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    x_NI = torch.randn(ends[-1], 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    d_out_NO = torch.randn(ends[-1], 4, generator=generator, dtype=torch.float64)
+    found = []
+    batched = rows_to_train(adapters, rows, torch.device("cpu"))
+    assert isinstance(batched[0], BatchRows)
+    for parts in (batched, [Rows(own, slice(r.start, r.stop)) for own, r in zip(adapters, rows, strict=True)]):
+        routing.parts = parts
+        out_NO = lora(x_NI)
+        gradients = torch.autograd.grad(out_NO, [x_NI, *leaves], d_out_NO, allow_unused=True)
+        assert [gradient is None for gradient in gradients] == [False] * 7 + [True] * 2 + [False] * 2
+        found.append([out_NO, *(gradient for gradient in gradients if gradient is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_adapters_whose_rows_differ_much_are_not_batched() -> None:
+    generator = torch.Generator().manual_seed(0)
+    adapters = [adapter(2, generator) for _ in range(4)]
+    parts = rows_to_train(adapters, [range(90), range(90, 91), range(91, 92), range(92, 93)], torch.device("cpu"))
+    assert [type(part) for part in parts] == [Rows] * 4
 
 
 def test_a_stack_is_refused_where_it_would_be_mostly_filling() -> None:

@@ -194,7 +194,9 @@ def _inputs(step: Step, size: _Size, device: torch.device) -> _Inputs:
 def _groups(size: _Size, device: torch.device) -> RowGroups:
     all_S = torch.arange(size.num_rows, device=device)
     if size.has_one:
-        return RowGroups(all_S[None], all_S, None)  # also the rows that fill up belong to it: nobody reads them
+        return RowGroups(
+            all_S[None], all_S, None, is_dense=True
+        )  # also the rows that fill up belong to it: nobody reads them
     return RowGroups(torch.zeros(size.rows_shape, dtype=torch.int64, device=device), all_S, all_S >= 0)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.arithmetic import Arithmetic, Fast
-from stovetop.engine.low_rank import ALL, LowRank, Stacked
+from stovetop.engine.low_rank import ALL, LowRank, Part
 
 # of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
 CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
@@ -30,7 +30,7 @@ class Head:
 
     weight_VE: Tensor
     bias_V: Tensor | None = None
-    low_ranks: Sequence[LowRank | Stacked] = ()
+    low_ranks: Sequence[Part] = ()
     arithmetic: Arithmetic = field(default_factory=Fast)
     multiplier: float = 1.0
     softcap: float | None = None
@@ -52,7 +52,7 @@ class Head:
         if not self.low_ranks:
             return None
         (adapter,) = self.low_ranks
-        assert isinstance(adapter, LowRank), "stacked adapters are for passes without gradients"
+        assert isinstance(adapter, LowRank), "a pass scores each adapter's rows on their own"
         assert adapter.rows == ALL, "a pass scores each adapter's rows on their own"
         return adapter
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.arithmetic import Arithmetic
-from stovetop.engine.row_groups import RowGroups
+from stovetop.engine.row_groups import RowGroups, product
 
 ALL = slice(None)
 
@@ -31,6 +31,10 @@ class LowRank:
     scale: float
     rows: slice | Tensor = field(default_factory=lambda: ALL)
 
+    @property
+    def factors(self) -> list[Tensor]:
+        return [self.a_RI, self.b_OR]
+
     def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
         """In place; the thin product scale·x·Aᵀ, which the backward pass needs."""
         a_RI, b_OR = self.a_RI.to(out_NO.dtype), self.b_OR.to(out_NO.dtype)
@@ -40,6 +44,22 @@ class LowRank:
         else:
             out_NO.index_add_(0, self.rows, arithmetic.linear(thin_MR, b_OR))
         return thin_MR
+
+    def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_MR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
+        """Of the factors; that of x is added to `dx_NI`."""
+        dy_MO = dy_NO[self.rows]
+        d_thin_MR = (dy_MO @ self.b_OR.to(dy_MO.dtype)).mul_(self.scale)
+        if dx_NI is not None:
+            a_RI = self.a_RI.to(dx_NI.dtype)
+            if isinstance(self.rows, slice):
+                dx_NI[self.rows].addmm_(d_thin_MR, a_RI)
+            else:
+                dx_NI.index_add_(0, self.rows, d_thin_MR @ a_RI)
+        precise = self.a_RI.dtype
+        return [
+            d_thin_MR.to(precise).t() @ x_NI[self.rows].to(precise),
+            dy_MO.to(precise).t() @ thin_MR.to(precise),
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,27 +71,90 @@ class Stacked:
     b_KOR: Tensor  # with the scale in it
 
     def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> None:
-        x_NI = x_NI.to(self.a_KRI.dtype)
-        if self.groups.is_one and out_NO.dtype == x_NI.dtype:
-            out_NO.addmm_(x_NI @ self.a_KRI[0].t(), self.b_KOR[0].t())
-        elif self.groups.is_one:
-            out_NO += (x_NI @ self.a_KRI[0].t() @ self.b_KOR[0].t()).to(out_NO.dtype)
-        else:
-            thin_KMR = torch.bmm(self.groups.gathered(x_NI), self.a_KRI.transpose(1, 2))
-            out_NO += self.groups.scattered(torch.bmm(thin_KMR, self.b_KOR.transpose(1, 2)))
+        x_KMI = self.groups.gathered(x_NI.to(self.a_KRI.dtype))
+        self.groups.add_product(out_NO, product(x_KMI, self.a_KRI.transpose(1, 2)), self.b_KOR.transpose(1, 2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batched:
+    """The same for adapters that are trained: their factors are put side by side as they are needed."""
+
+    groups: RowGroups
+    adapters_K: Sequence[LowRank | None]  # None: it does not train this linear
+
+    @property
+    def factors(self) -> list[Tensor]:
+        return [factor for adapter in self.adapters_K if adapter is not None for factor in adapter.factors]
+
+    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
+        a_KRI, b_KOR = self._side_by_side(out_NO.dtype)
+        thin_KMR = product(self.groups.gathered(x_NI.to(out_NO.dtype)), a_KRI.transpose(1, 2))
+        self.groups.add_product(out_NO, thin_KMR, b_KOR.transpose(1, 2))
+        return thin_KMR
+
+    def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_KMR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
+        a_KRI, b_KOR = self._side_by_side(dy_NO.dtype)
+        dy_KMO = self.groups.gathered(dy_NO)
+        if self.groups.filling_KM is not None:
+            dy_KMO = dy_KMO.masked_fill(self.groups.filling_KM[:, :, None], 0.0)
+        d_thin_KMR = product(dy_KMO, b_KOR)
+        if dx_NI is not None:
+            self.groups.add_product(dx_NI, d_thin_KMR, a_KRI)
+        precise = self.factors[0].dtype
+        x_KMI = self.groups.gathered(x_NI).to(precise)
+        d_a_KRI = product(d_thin_KMR.to(precise).transpose(1, 2), x_KMI)
+        d_b_KOR = product(dy_KMO.to(precise).transpose(1, 2), thin_KMR.to(precise))
+        own = [
+            (d_a_RI[: len(adapter.a_RI)], d_b_OR[:, : len(adapter.a_RI)] * adapter.scale)
+            for adapter, d_a_RI, d_b_OR in zip(self.adapters_K, d_a_KRI, d_b_KOR, strict=True)
+            if adapter is not None
+        ]
+        return [gradient for pair in own for gradient in pair]
+
+    def _side_by_side(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        own = [adapter for adapter in self.adapters_K if adapter is not None]
+        stacked = side_by_side(self.adapters_K, max(len(adapter.a_RI) for adapter in own), dtype)
+        assert stacked is not None, "somebody trains this linear"
+        return stacked
+
+
+def side_by_side(adapters_K: Sequence[LowRank | None], rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """A (K, R, I) and B (K, O, R), the second with the scales in it; zeros up to this rank and where there is nothing.
+    None if there is nothing at all."""
+    some = next((adapter for adapter in adapters_K if adapter is not None), None)
+    if some is None:
+        return None
+    a_KRI = some.a_RI.new_zeros(len(adapters_K), rank, some.a_RI.shape[1], dtype=dtype)
+    b_KOR = some.b_OR.new_zeros(len(adapters_K), len(some.b_OR), rank, dtype=dtype)
+    for adapter, a_RI, b_OR in zip(adapters_K, a_KRI, b_KOR, strict=True):
+        if adapter is not None:
+            put(adapter, a_RI, b_OR)
+    return a_KRI, b_KOR
+
+
+def put(adapter: LowRank, a_RI: Tensor, b_OR: Tensor) -> None:
+    """Factors into zeros, which may have another dtype and a larger rank; the scale into the second."""
+    rank = len(adapter.a_RI)
+    a_RI[:rank].copy_(adapter.a_RI.detach())
+    torch.mul(adapter.b_OR.detach(), adapter.scale, out=b_OR[:, :rank])
+
+
+Part = LowRank | Stacked | Batched
 
 
 def adapted_linear(
-    x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parts: Sequence[LowRank | Stacked], arithmetic: Arithmetic
+    x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parts: Sequence[Part], arithmetic: Arithmetic
 ) -> Tensor:
-    """A frozen linear with what `parts` add. Differentiable in x and in the factors of each `LowRank`."""
+    """A frozen linear with what `parts` add. Differentiable in x and in the factors, but for those of `Stacked`."""
     if not torch.is_grad_enabled():
         out_NO = arithmetic.linear(x.flatten(0, -2), weight_OI, bias_O)
         for part in parts:
             part.add_to(out_NO, x.flatten(0, -2), arithmetic)
         return out_NO.view(*x.shape[:-1], -1)
-    factors = [factor for part in parts if isinstance(part, LowRank) for factor in (part.a_RI, part.b_OR)]
-    out_NO = _AdaptedLinear.apply(x.flatten(0, -2), weight_OI, bias_O, parts, arithmetic, *factors)
+    trained = [part for part in parts if not isinstance(part, Stacked)]
+    assert len(trained) == len(parts), "stacked adapters are for passes without gradients"
+    factors = [factor for part in trained for factor in part.factors]
+    out_NO = _AdaptedLinear.apply(x.flatten(0, -2), weight_OI, bias_O, trained, arithmetic, *factors)
     return out_NO.view(*x.shape[:-1], -1)
 
 
@@ -85,43 +168,25 @@ class _AdaptedLinear(torch.autograd.Function):
         x_NI: Tensor,
         weight_OI: Tensor,
         bias_O: Tensor | None,
-        parts: Sequence[LowRank | Stacked],
+        parts: Sequence[LowRank | Batched],
         arithmetic: Arithmetic,
         *factors: Tensor,
     ) -> Tensor:
         out_NO = arithmetic.linear(x_NI, weight_OI, bias_O)
-        own = [part for part in parts if isinstance(part, LowRank)]
-        assert len(own) == len(parts), "stacked adapters are for passes without gradients"
-        thin = [part.add_to(out_NO, x_NI, arithmetic) for part in own]
+        thin = [part.add_to(out_NO, x_NI, arithmetic) for part in parts]
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(x_NI if factors else None, weight_OI, *factors, *thin)
-            ctx.rows, ctx.scales = [part.rows for part in own], [part.scale for part in own]
+            ctx.save_for_backward(x_NI if factors else None, weight_OI, *thin)
+            ctx.parts = parts
         return out_NO
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, weight_OI, *saved = ctx.saved_tensors
-        count = len(ctx.rows)
-        factors, thin = saved[: 2 * count], saved[2 * count :]
+        x_NI, weight_OI, *thin = ctx.saved_tensors
         dy_NO = gradients[0]
         dx_NI = dy_NO @ weight_OI if ctx.needs_input_grad[0] else None
-        d_factors: list[Tensor | None] = []
-        for index, (rows, scale, thin_MR) in enumerate(zip(ctx.rows, ctx.scales, thin, strict=True)):
-            a_RI, b_OR = factors[2 * index : 2 * index + 2]
-            need_a, need_b = ctx.needs_input_grad[5 + 2 * index : 7 + 2 * index]
-            dy_MO = dy_NO[rows]
-            d_thin_MR = (dy_MO @ b_OR.to(dy_MO.dtype)).mul_(scale)
-            d_factors.append(_product(d_thin_MR, x_NI[rows], a_RI) if need_a else None)
-            d_factors.append(_product(dy_MO, thin_MR, b_OR) if need_b else None)
-            if dx_NI is None:
-                continue
-            if isinstance(rows, slice):
-                dx_NI[rows].addmm_(d_thin_MR, a_RI.to(dx_NI.dtype))
-            else:
-                dx_NI.index_add_(0, rows, d_thin_MR @ a_RI.to(dx_NI.dtype))
+        d_factors = [
+            gradient
+            for part, own in zip(ctx.parts, thin, strict=True)
+            for gradient in part.gradients(dy_NO, x_NI, own, dx_NI)
+        ]
         return dx_NI, None, None, None, None, *d_factors
-
-
-def _product(left_MX: Tensor, right_MY: Tensor, like: Tensor) -> Tensor:
-    """leftᵀ·right, computed in the dtype of `like`: the gradient of a factor."""
-    return left_MX.to(like.dtype).t() @ right_MY.to(like.dtype)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.lora import AdapterWeights, factors_of
-from stovetop.engine.low_rank import ALL, LowRank, Stacked
+from stovetop.engine.low_rank import ALL, Batched, LowRank, Part, Stacked, put, side_by_side
 from stovetop.engine.packing import Segment
 from stovetop.engine.row_groups import RowGroups, row_groups
 from stovetop.engine.target_names import HEAD
@@ -84,33 +84,18 @@ class Stack:
         self.version += 1
 
     def _fill(self, slot: int, adapter: AdapterWeights) -> None:
+        self.version += any(factors is None for factors in self._factors.values())
         self._factors = {key: factors for key, factors in self._factors.items() if factors is not None}
         for (name, _), factors in self._factors.items():
             assert factors is not None, "linears that nobody trained are looked up anew"
-            for stacked in factors:
-                stacked[slot].zero_()
-            _write(slot, factors, factors_of(adapter, name))
+            a_RI, b_OR = (stacked[slot].zero_() for stacked in factors)
+            own = Rows(adapter).of(name)
+            if own is not None:
+                put(own, a_RI, b_OR)
 
     def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        found = [None if adapter is None else factors_of(adapter, name) for adapter in self._slots]
-        some = next((factors for factors in found if factors is not None), None)
-        if some is None:
-            return None
-        stacked = (
-            some[0].new_zeros(len(found), self._rank, some[0].shape[1], dtype=dtype),
-            some[1].new_zeros(len(found), some[1].shape[0], self._rank, dtype=dtype),
-        )
-        for slot, factors in enumerate(found):
-            _write(slot, stacked, factors)
-        return stacked
-
-
-def _write(slot: int, stacked: tuple[Tensor, Tensor], factors: tuple[Tensor, Tensor, float] | None) -> None:
-    """Into a slot of zeros."""
-    if factors is not None:
-        a_RI, b_OR, scale = factors
-        stacked[0][slot, : len(a_RI)].copy_(a_RI)
-        torch.mul(b_OR, scale, out=stacked[1][slot, :, : len(a_RI)])
+        found = [None if adapter is None else Rows(adapter).of(name) for adapter in self._slots]
+        return side_by_side(found, self._rank, dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,10 +110,23 @@ class StackRows:
         return None if factors is None else Stacked(self.groups, *factors)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRows:
+    """The rows of a pass that each of several adapters acts on, all of which are trained."""
+
+    adapters: Sequence[AdapterWeights]
+    groups: RowGroups
+
+    def of(self, name: str) -> Batched | None:
+        found = [Rows(adapter).of(name) for adapter in self.adapters]
+        return None if found == [None] * len(found) else Batched(self.groups, found)
+
+
 MOST_FILLING, ANY_FILLING = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
 FEW_ROWS = 32
+MIN_BATCHED, MOST_BATCH_FILLING = 4, 1.5  # adapters that are trained, and times the rows that they have
 
-Parts = Sequence[Rows | StackRows]  # of one pass. Rows in no part meet the base model as it is
+Parts = Sequence[Rows | StackRows | BatchRows]  # of one pass. Rows in no part meet the base model as it is
 
 
 @dataclass(slots=True)
@@ -138,11 +136,11 @@ class Routing:
 
     parts: Parts = ()
 
-    def of(self, name: str) -> list[LowRank | Stacked]:
+    def of(self, name: str) -> list[Part]:
         return low_ranks(self.parts, name)
 
 
-def low_ranks(parts: Parts, name: str) -> list[LowRank | Stacked]:
+def low_ranks(parts: Parts, name: str) -> list[Part]:
     """What the parts of a pass add to one linear."""
     return [low_rank for part in parts if (low_rank := part.of(name)) is not None]
 
@@ -182,6 +180,17 @@ def stacked_rows(
     for w, rows in grouped:
         rows_K[slots[id(w)]] = rows
     return StackRows(stack, row_groups(rows_K, sum(segment.length for segment in segments), device))
+
+
+def rows_to_train(adapters: Sequence[AdapterWeights], rows: Sequence[range], device: torch.device) -> Parts:
+    """Adapter i acts on `rows[i]`, and together these are all rows of the pass: in batched products, where they are
+    several of about as many rows each."""
+    if len(adapters) == 1:
+        return [Rows(adapters[0])]
+    num_rows, most = sum(map(len, rows)), max(map(len, rows))
+    if len(adapters) < MIN_BATCHED or len(adapters) * most > MOST_BATCH_FILLING * num_rows:
+        return [Rows(w, slice(own.start, own.stop)) for w, own in zip(adapters, rows, strict=True)]
+    return [BatchRows(adapters, row_groups(rows, num_rows, device))]
 
 
 def _grouped(

@@ -1,11 +1,12 @@
 # pyright: basic
 """Rows of a pass in groups, each of which meets something of its own (an adapter, a prefix), as one batched product.
 
-Shapes: `N` rows of the pass, `K` groups, `M` rows of one of them, at most; `X` anything.
+Shapes: `N` rows of the pass, `K` groups, `M` rows of one of them, at most; `R` and `X` anything.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ class RowGroups:
     rows_KM: Tensor  # filled up with any row where a group has fewer
     place_N: Tensor  # where each row is among these K·M; anywhere, if it is in no group
     without_N: Tensor | None  # whether it is in none; None: all are in one
+    filling_KM: Tensor | None = None  # what is filled up; None: nothing
+    is_dense: bool = False  # all rows are there, in their order, and nothing else
 
     @property
     def num_rows(self) -> int:
@@ -23,17 +26,37 @@ class RowGroups:
 
     @property
     def is_one(self) -> bool:
-        """One group has all rows, in their order."""
-        return self.rows_KM.shape == (1, self.num_rows) and self.without_N is None
+        """One group has all rows."""
+        return self.is_dense and len(self.rows_KM) == 1
 
     def gathered(self, x_NX: Tensor) -> Tensor:
         """(K, M, X)"""
+        if self.is_dense:
+            return x_NX.unflatten(0, self.rows_KM.shape)
         return x_NX.index_select(0, self.rows_KM.flatten()).unflatten(0, self.rows_KM.shape)
 
     def scattered(self, x_KMX: Tensor) -> Tensor:
         """(N, X); zeros for rows of no group."""
+        if self.is_dense:
+            return x_KMX.flatten(0, 1)
         x_NX = x_KMX.flatten(0, 1).index_select(0, self.place_N)
         return x_NX if self.without_N is None else x_NX.masked_fill_(self.without_N[:, None], 0.0)
+
+    def add_product(self, out_NX: Tensor, left_KMR: Tensor, right_KRX: Tensor) -> None:
+        """Adds left·right to the rows of each group, in place."""
+        if self.is_one and out_NX.dtype == left_KMR.dtype:
+            out_NX.addmm_(left_KMR[0], right_KRX[0])
+        elif self.is_dense and out_NX.dtype == left_KMR.dtype:
+            out_NX.unflatten(0, self.rows_KM.shape).baddbmm_(left_KMR, right_KRX)
+        else:
+            out_NX += self.scattered(product(left_KMR, right_KRX))
+
+
+def product(left_KMX: Tensor, right_KXR: Tensor) -> Tensor:
+    """Batched. One alone is computed as such, on all threads."""
+    if len(left_KMX) == 1:
+        return (left_KMX[0] @ right_KXR[0])[None]
+    return torch.bmm(left_KMX, right_KXR)
 
 
 def row_groups(rows_K: Sequence[Sequence[int]], num_rows: int, device: torch.device) -> RowGroups:
@@ -44,9 +67,13 @@ def row_groups(rows_K: Sequence[Sequence[int]], num_rows: int, device: torch.dev
         for index, row in enumerate(rows):
             places[row] = group * most + index
     without = [place < 0 for place in places]
+    filling = [[False] * len(rows) + [True] * (most - len(rows)) for rows in rows_K]
+    is_filled = any(map(any, filling))
     tensor = lambda values: torch.tensor(values, device=device)  # noqa: E731
     return RowGroups(
         tensor([[*rows, *[0] * (most - len(rows))] for rows in rows_K]),
         tensor([max(0, place) for place in places]),
         tensor(without) if any(without) else None,
+        tensor(filling) if is_filled else None,
+        is_dense=not is_filled and list(chain.from_iterable(rows_K)) == list(range(num_rows)),
     )

@@ -23,11 +23,10 @@ from stovetop.engine.attention import PackedAttention
 from stovetop.engine.logprobs import pair_logprobs
 from stovetop.engine.lora import AdapterWeights, factors_of
 from stovetop.engine.loss_math import LossInputs, loss_sum
-from stovetop.engine.low_rank import ALL
 from stovetop.engine.model import BaseModel
 from stovetop.engine.optim import Moments, Tensors, adamw
 from stovetop.engine.packing import Pack, joined, micro_batches, pack
-from stovetop.engine.routing import Rows
+from stovetop.engine.routing import Rows, rows_to_train
 from stovetop.engine.target_names import HEAD
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.losses import Loss, temperature_of
@@ -219,8 +218,8 @@ class Trainer:
         for each datum of each share."""
         packs = [pack([datum.model_input.to_ints() for datum in share.data]) for share in shares]
         starts = list(accumulate((packed.num_tokens for packed in packs), initial=0))
-        rows = [slice(start, end) for start, end in pairwise(starts)]
-        parts = [Rows(share.weights, own if len(shares) > 1 else ALL) for share, own in zip(shares, rows, strict=True)]
+        rows = [range(start, end) for start, end in pairwise(starts)]
+        parts = rows_to_train([share.weights for share in shares], rows, self._model.device)
         filling = -starts[-1] % self._model.arithmetic.row_multiple
         packed = joined([*packs, pack([[0] * filling])] if filling else packs)
         plan = PackedAttention(packed, self._model.arithmetic, self._model.device)
