@@ -195,15 +195,16 @@ def random_tokens(config: PreTrainedConfig, shape: tuple[int, int], seed: int) -
 
 
 def do(engine: Engine, operations: Sequence[ops.Op]) -> list[Any]:
-    """Submits all, steps until all are done; their results."""
+    """Submits all, steps until all are done; their results, or the first error."""
     tickets = [engine.submit(op) for op in operations]
-    results: dict[int, Any] = {}
-    while not engine.idle:
-        for done in engine.step():
-            if done.error is not None:
-                raise done.error
-            results[done.ticket.number] = done.result
-    return [results[ticket.number] for ticket in tickets]
+    ended: dict[int, ops.Finished] = {}
+    while not engine.idle:  # also after an error: nothing is left for the next measurement
+        ended |= {done.ticket.number: done for done in engine.step()}
+    for ticket in tickets:
+        error = ended[ticket.number].error
+        if error is not None:
+            raise error
+    return [ended[ticket.number].result for ticket in tickets]
 
 
 def sampling(prompts: list[list[int]], new_tokens: int, weights: ops.Weights | None = None) -> list[ops.Op]:
@@ -241,7 +242,8 @@ def ours(name: str, plan: Plan, ceilings: Ceilings, attempt: Attempt, lines: dic
         line.ours, line.share = rate, rate * training_flops(config, context) / ceilings.flops
 
     def decode(batch: int) -> None:
-        do(engine, sampling(random_tokens(config, (batch, plan.prompt_tokens), 1), 4))
+        for seed in (1, 5):  # the second records the passes that the first was the first to make
+            do(engine, sampling(random_tokens(config, (batch, plan.prompt_tokens), seed), 1 + plan.new_tokens))
         first = seconds(
             lambda: do(engine, sampling(random_tokens(config, (batch, plan.prompt_tokens), 2), 1)), plan.device
         )
@@ -311,7 +313,11 @@ def theirs(name: str, plan: Plan, attempt: Attempt, lines: dict[str, Line]) -> N
         for tokens in (2, 1, 1 + plan.new_tokens):  # the first is for warming up
             prompts = torch.tensor(random_tokens(config, (batch, plan.prompt_tokens), tokens), device=plan.device)
             options = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "max_new_tokens": tokens}
-            took.append(seconds(lambda p=prompts, o=options: model.generate(p, **o), plan.device))
+            took.append(
+                seconds(
+                    lambda p=prompts, o=options: model.generate(p, attention_mask=torch.ones_like(p), **o), plan.device
+                )
+            )
         lines[f"decode {batch}"].peer = batch * plan.new_tokens / (took[2] - took[1])
         lines["prefill"].peer = batch * plan.prompt_tokens / took[1]
 

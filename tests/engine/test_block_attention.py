@@ -48,7 +48,7 @@ def plain(leaves: list[Tensor], sight: Sight, how: How) -> Tensor:
 def test_gradients_are_those_of_plain_attention(
     kind: str, num_queries: int, score_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_attention, "SCORE_BYTES", score_bytes)
+    monkeypatch.setitem(block_attention.SCORE_BYTES, "cpu", score_bytes)
     leaves, sight = inputs(num_queries, 128)
     how = KINDS[kind]
     out = plain(leaves, sight, how)
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_plain_attention(
 def test_outputs_are_those_of_plain_attention(
     kind: str, num_queries: int, score_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_attention, "SCORE_BYTES", score_bytes)
+    monkeypatch.setitem(block_attention.SCORE_BYTES, "cpu", score_bytes)
     leaves, sight = inputs(num_queries, 128)
     how = KINDS[kind]
     expected = plain(leaves, sight, how)
@@ -81,7 +81,7 @@ def test_row_exact_attention_has_the_same_bits_however_its_queries_are_cut(monke
     leaves, sight = inputs(192, 192)
     outs = []
     for rows in (192, 50, 1):
-        monkeypatch.setattr(block_attention, "SCORE_BYTES", 4 * 2 * HEADS * 192 * rows)
+        monkeypatch.setitem(block_attention.SCORE_BYTES, "cpu", 4 * 2 * HEADS * 192 * rows)
         outs.append(RowExact().attention(leaves[0], Seen(leaves[1], leaves[2], sight), How(0.3)))
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
@@ -89,7 +89,7 @@ def test_row_exact_attention_has_the_same_bits_however_its_queries_are_cut(monke
 
 @torch.no_grad()
 def test_scores_never_take_more_than_their_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_attention, "SCORE_BYTES", 4 * 2 * HEADS * 192 * 16)
+    monkeypatch.setitem(block_attention.SCORE_BYTES, "cpu", 4 * 2 * HEADS * 192 * 16)
     sizes: list[int] = []
     original = torch.bmm
 
@@ -103,4 +103,4 @@ def test_scores_never_take_more_than_their_share_of_memory(monkeypatch: pytest.M
     out = RowExact().attention(leaves[0], Seen(leaves[1], leaves[2], sight), How(0.3))
     attention_gradients(leaves[0], leaves[1], leaves[2], sight, How(0.3), out, out)
     assert len(sizes) > 12
-    assert max(sizes) <= block_attention.SCORE_BYTES
+    assert max(sizes) <= block_attention.SCORE_BYTES["cpu"]

@@ -63,3 +63,11 @@ def test_rows_are_truncated_by_their_own_settings() -> None:
     probs_BV = PROBS_BV.repeat(3, 1)
     kept_BV = truncated(probs_BV, torch.tensor([1, -1, 2]), torch.tensor([1.0, 1.0, 0.1]))
     assert (kept_BV > 0).sum(-1).tolist() == [1, 3, 1]
+
+
+def test_a_row_that_keeps_all_tokens_keeps_them_beside_rows_that_do_not() -> None:
+    """Though its cumulative sums are rounded to 1 before its last tokens."""
+    logits_BV = torch.zeros(2, 40_000)
+    logits_BV[:, 1:] = -30.0
+    kept_BV = truncated(logits_BV.softmax(-1), torch.tensor([-1, -1]), torch.tensor([1.0, 0.5])) > 0
+    assert kept_BV.sum(1).tolist() == [40_000, 1]

@@ -89,13 +89,14 @@ def test_each_family_packed_and_with_shared_prefixes_has_the_librarys_logits(fam
             torch.testing.assert_close(logits_TV, expected_TV, atol=1e-4, rtol=1e-4)
 
 
-def test_each_family_decodes_what_a_whole_forward_scores(base: BaseModel) -> None:
+@pytest.mark.parametrize("prompt", [PROMPT, tiny.tokens(70, 0)], ids=["short", "long"])  # of the long one they share
+def test_each_family_decodes_what_a_whole_forward_scores(base: BaseModel, prompt: list[int]) -> None:
     engine = Engine(base)
     params = SamplingParams(max_tokens=12, seed=5, stop=[])
-    response = tiny.run(engine, Sample(None, ModelInput.from_ints(PROMPT), 2, params, False, 0))
+    response = tiny.run(engine, Sample(None, ModelInput.from_ints(prompt), 2, params, False, 0))
     for sequence in response.sequences:
-        whole = ModelInput.from_ints([*PROMPT, *sequence.tokens])
-        scored = tiny.run(engine, ComputeLogprobs(None, whole))[len(PROMPT) :]
+        whole = ModelInput.from_ints([*prompt, *sequence.tokens])
+        scored = tiny.run(engine, ComputeLogprobs(None, whole))[len(prompt) :]
         assert sequence.logprobs == pytest.approx(scored, abs=1e-4)
 
 

@@ -186,3 +186,32 @@ def answered(done: ops.Finished) -> bool:
         assert isinstance(done.ticket.op, ops.Sample)
         assert len(done.result.sequences) == done.ticket.op.num_samples
     return True
+
+
+def test_twins_of_a_prompt_that_is_too_long_to_keep_are_computed_once_all_the_same(
+    engine: Engine, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "KEPT_TOKENS", 20)
+    tickets = [engine.submit(op(tiny.tokens(length, length), seed=seed)) for length in (30, 40) for seed in range(4)]
+    answers = {done.ticket for done in engine.step()} | {done.ticket for done in engine.step()}
+    assert answers == set(tickets)
+    assert passes == [70, 8]
+
+
+@pytest.mark.parametrize("where", ["_start", "_compute", "_keep"])
+def test_a_failure_among_prompts_reaches_all_of_them_and_none_is_lost(
+    engine: Engine, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.run(engine, op(tiny.tokens(30, 1)))
+    tickets = [engine.submit(op(tiny.tokens(length, 1))) for length in (30, 20, 12)]
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prompts.Prompts, where, fail)
+        failed = {done.ticket: done.error for done in engine.step()}
+    assert set(failed) == set(tickets)
+    assert all(isinstance(error, MemoryError) for error in failed.values())
+    assert engine.idle
+    assert tiny.run(engine, op(tiny.tokens(20, 1))).sequences

@@ -2,6 +2,7 @@
 it is documented to compute is spelled out here."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -51,12 +52,32 @@ def documented(
     return torch.cat(outs)
 
 
+def without_groups(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """As of a release that wants as many key heads as query heads."""
+    assert key.shape[1] == query.shape[1]
+    spread = [t[:, :: HEADS // GROUPS] for t in (key, value)]
+    sizes = (cu_seq_q, cu_seq_k, max_q, max_k)
+    return documented(query, *spread, *sizes, scale=scale, window_size=window_size, enable_gqa=True)
+
+
+@pytest.mark.parametrize("kernel", [documented, without_groups])
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("share", [True, False])
 def test_one_call_attends_as_the_segments_do_one_shape_at_a_time(
-    share: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+    share: bool, window: int | None, kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ragged_attention, "kernel", lambda: documented)
+    monkeypatch.setattr(ragged_attention, "kernel", lambda: kernel)
     packed, cpu, how = pack(SEQUENCES, share_prefixes=share), torch.device("cpu"), How(0.3, window)
     generator = torch.Generator().manual_seed(0)
     heads = (HEADS, GROUPS, GROUPS)

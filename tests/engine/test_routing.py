@@ -10,7 +10,7 @@ from stovetop.engine.arithmetic import Fast
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.lora_linear import LoraLinear
 from stovetop.engine.packing import Segment
-from stovetop.engine.routing import BatchRows, Routing, Rows, Stack, rows_by_owner, rows_to_train, stacked_rows
+from stovetop.engine.routing import BatchRows, Routing, Rows, Stack, batched_rows, rows_by_owner, stacked_rows
 from stovetop.types import LoraConfig
 
 
@@ -81,7 +81,8 @@ def test_adapters_that_train_in_a_batched_product_get_the_gradients_that_each_ge
     x_NI = torch.randn(ends[-1], 6, generator=generator, dtype=torch.float64, requires_grad=True)
     d_out_NO = torch.randn(ends[-1], 4, generator=generator, dtype=torch.float64)
     found = []
-    batched = rows_to_train(adapters, rows, torch.device("cpu"))
+    segments = [Segment(own.start, len(own)) for own in rows]
+    batched = batched_rows(adapters, segments, torch.device("cpu"))
     assert isinstance(batched[0], BatchRows)
     for parts in (batched, [Rows(own, slice(r.start, r.stop)) for own, r in zip(adapters, rows, strict=True)]):
         routing.parts = parts
@@ -93,10 +94,26 @@ def test_adapters_that_train_in_a_batched_product_get_the_gradients_that_each_ge
         torch.testing.assert_close(ours, theirs)
 
 
+def test_what_is_not_finite_in_one_adapters_rows_does_not_reach_the_gradients_of_others() -> None:
+    generator, lengths = torch.Generator().manual_seed(0), [3, 2, 2, 2]
+    linear, routing = torch.nn.Linear(6, 4, bias=False).requires_grad_(False), Routing()
+    lora, adapters = LoraLinear(linear, "x", routing, Fast()), [adapter(2, generator) for _ in lengths]
+    leaves = [tensor.requires_grad_() for own in adapters for tensor in own.tensors.values()]
+    starts = [0, 3, 5, 7]
+    segments = [Segment(start, length) for start, length in zip(starts, lengths, strict=True)]
+    routing.parts = batched_rows(adapters, segments, torch.device("cpu"))
+    assert isinstance(routing.parts[0], BatchRows)
+    x_NI = torch.randn(9, 6, generator=generator)
+    x_NI[0] = torch.nan
+    gradients = torch.autograd.grad(lora(x_NI).sum(), leaves)
+    assert [bool(gradient.isfinite().all()) for gradient in gradients[2:]] == [True] * 6
+
+
 def test_adapters_whose_rows_differ_much_are_not_batched() -> None:
     generator = torch.Generator().manual_seed(0)
     adapters = [adapter(2, generator) for _ in range(4)]
-    parts = rows_to_train(adapters, [range(90), range(90, 91), range(91, 92), range(92, 93)], torch.device("cpu"))
+    segments = [Segment(0, 90), Segment(90, 1), Segment(91, 1), Segment(92, 1)]
+    parts = batched_rows(adapters, segments, torch.device("cpu"))
     assert [type(part) for part in parts] == [Rows] * 4
 
 

@@ -169,3 +169,76 @@ def test_layers_with_windows_share_nothing() -> None:
     engine.submit(sample(tiny.tokens(70, 1), 3))
     engine.step()
     assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  nothing else shows it
+
+
+def test_a_twin_that_comes_later_shares_with_those_that_run(base: BaseModel) -> None:
+    engine, prompt = Engine(base), tiny.tokens(70, 1)
+    alone = [tiny.run(Engine(base), sample(prompt, n, seed=n)) for n in (2, 1)]
+    first = engine.submit(sample(prompt, 2, seed=2))
+    engine.step()
+    engine.step()
+    second = engine.submit(sample(prompt, 1, seed=1))
+    answers: dict[ops.Ticket, Any] = {}
+    engine.step()
+    prefixes = engine._sampler._prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  who shares is not to be seen
+    assert [prefix.num_users for prefix in prefixes] == [3]
+    while not engine.idle:
+        answers |= {done.ticket: done.result for done in engine.step()}
+    for ticket, expected in zip((first, second), alone, strict=True):
+        assert [s.tokens for s in answers[ticket].sequences] == [s.tokens for s in expected.sequences]
+
+
+def test_after_a_pass_that_failed_nothing_is_shared_with_those_that_are_gone(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, prompt = Engine(base), tiny.tokens(70, 1)
+    expected = [s.tokens for s in tiny.run(Engine(base), sample(prompt, 3)).sequences]
+    engine.submit(sample(prompt, 3))
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler, "draw", lambda *_: 1 / 0)
+        (failed,) = engine.step()
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    assert [s.tokens for s in tiny.run(engine, sample(prompt, 3)).sequences] == expected
+
+
+def test_samples_share_only_as_far_as_their_groups_are_of_about_one_size() -> None:
+    """A pass computes as many rows for each prefix as for the one with the most."""
+    engine = tiny.engine()
+    engine.submit(sample(tiny.tokens(70, 0), 100))
+    for seed in range(1, 41):
+        engine.submit(sample(tiny.tokens(70, seed), 2))
+    while not engine.idle:
+        engine.step()
+        prefixes = engine._sampler._prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  it is a cost
+        users = [prefix.num_users for prefix in prefixes]
+        assert len(users) * max(users, default=0) <= 3 * 180 + 64
+
+
+def test_prefixes_count_towards_the_bound_and_what_does_not_fit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "MAX_CACHED_TOKENS", 512)
+    engine = tiny.engine()
+    tickets = [engine.submit(sample(tiny.tokens(128, seed), 4, max_tokens=8)) for seed in range(6)]
+    answers: dict[ops.Ticket, Any] = {}
+    most = 0
+    while not engine.idle:
+        answers |= {done.ticket: done.result for done in engine.step()}
+        inside = engine._sampler  # pyright: ignore[reportPrivateUsage]  memory
+        running, prefixes = inside._running, inside._prefixes  # pyright: ignore[reportPrivateUsage]
+        assert 8 * len(running) + prefixes.num_tokens() <= 512
+        most = max(most, len(running))
+    assert most == 12  # of three prompts
+    assert set(answers) == set(tickets)
+
+
+def test_a_long_sequence_after_many_short_ones_does_not_make_room_for_many_long_ones() -> None:
+    cache = KVCache(1, max_tokens=4096)
+    cache.reserve(32, 64)
+    cache.write(0, torch.arange(32), torch.zeros(32, dtype=torch.int64), *torch.ones(2, GROUPS, 32, SIZE))
+    cache.reserve(2, 1024)
+    cache.settle()
+    key_SGLD, _ = cache.read(0, 2, 1024)
+    assert (cache.num_slots, cache.num_positions) == (2, 1024)
+    assert key_SGLD.shape[2] == 1024
+    assert torch.equal(key_SGLD[:, :, 0], torch.ones(2, GROUPS, SIZE))

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stovetop.engine.block_attention import KEY_BLOCK, row_exact, row_exact_after_prefix
 from stovetop.engine.shared_prefix import SharedRows
@@ -73,6 +74,8 @@ class Arithmetic(Protocol):
 # ---- fast ------------------------------------------------------------------------------------------------------------
 
 
+# not cuDNN's, which makes a plan for every new shape: decoding has a new one every few steps
+CUDA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 FEW_ROWS = 256  # up to which oneDNN's own layout of the weights is faster
 
 
@@ -141,16 +144,32 @@ def _single_rows(query_SHQD: Tensor, key_SGLD: Tensor) -> Tensor:
 def _sdpa(
     query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, mask: Tensor | None, scale: float, is_causal: bool
 ) -> Tensor:
-    grouped = query_SHQD.shape[1] != key_SGLD.shape[1]
-    return F.scaled_dot_product_attention(
-        query_SHQD, key_SGLD, value_SGLD, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
-    )
+    repeats = query_SHQD.shape[1] // key_SGLD.shape[1]
+    if query_SHQD.device.type != "cuda":
+        return F.scaled_dot_product_attention(
+            query_SHQD, key_SGLD, value_SGLD, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=repeats > 1
+        )
+    if mask is not None and repeats > 1:  # with a mask only the slowest kernel takes grouped heads
+        key_SGLD, value_SGLD = (t.repeat_interleave(repeats, 1) for t in (key_SGLD, value_SGLD))
+    with sdpa_kernel(CUDA_KERNELS):
+        return F.scaled_dot_product_attention(
+            query_SHQD,
+            key_SGLD,
+            value_SGLD,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=query_SHQD.shape[1] != key_SGLD.shape[1],
+        )
 
 
 def _with_log_sum(query_SGRD: Tensor, seen: Seen, scale: float) -> tuple[Tensor, Tensor]:
     """The weighted values (S, G, R, D), and the logarithm of the sum of the exponentials of the scores (S, G, R, 1)."""
     penalty = seen.sight.penalty(seen.key_SGLD.shape[2], None, query_SGRD.dtype)
-    if query_SGRD.device.type == "cpu":  # what the library's attention runs there, which keeps the sums to itself
+    same_size = query_SGRD.shape[-1] == seen.value_SGLD.shape[-1]
+    if (
+        query_SGRD.device.type == "cpu" and same_size
+    ):  # what the library's attention runs there, which keeps the sums to itself
         out_SGRD, sum_SGR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query_SGRD, seen.key_SGLD, seen.value_SGLD, 0.0, False, attn_mask=penalty, scale=scale
         )

@@ -15,6 +15,7 @@ Shapes: `N` packed tokens, `H` query heads, `G` key/value heads, `D` head size, 
 `Q` query rows, `L` key rows.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,13 +88,18 @@ class PackedAttention:
 
     def __init__(self, packed: Pack, arithmetic: Arithmetic, device: torch.device) -> None:
         self._arithmetic = arithmetic
-        self._buckets = _buckets(packed.segments, device)
+        self._segments = packed.segments
+        self._device = device
         self._ragged = RaggedLayout.of(packed.segments, device) if device.type == "cuda" else None
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
         if self._ragged is not None and can_run_ragged(query_HND, value_GND, how):
             return ragged_attention(self._ragged, query_HND, key_GND, value_GND, how)
         return _PackedAttention.apply(query_HND, key_GND, value_GND, self._buckets, how, self._arithmetic)
+
+    @functools.cached_property
+    def _buckets(self) -> "list[_Bucket]":
+        return _buckets(self._segments, self._device)
 
 
 class _PackedAttention(torch.autograd.Function):

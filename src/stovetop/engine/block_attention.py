@@ -26,7 +26,7 @@ from stovetop.engine.sight import How, Seen, Sight
 
 QUERY_MULTIPLE = 8  # of query rows
 KEY_BLOCK = 64
-SCORE_BYTES = 32 * 2**20  # of the scores that exist at one time
+SCORE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}  # of the scores that exist at one time
 
 
 def row_exact(query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
@@ -145,7 +145,8 @@ def _hide(scores_CRL: Tensor, hidden_S1QL: Tensor, groups: int) -> None:
 def _query_chunks(query_SHQD: Tensor, sight: Sight, num_keys: int) -> Iterator[tuple[slice, int]]:
     """Runs of query rows whose scores fit, and how many keys they reach: whole blocks, where there are several runs."""
     calls, heads, num_rows, _ = query_SHQD.shape
-    size = max(1, SCORE_BYTES // (4 * calls * heads * num_keys))
+    allowed = SCORE_BYTES.get(query_SHQD.device.type, SCORE_BYTES["cpu"])
+    size = max(1, allowed // (4 * calls * heads * num_keys))
     for start in range(0, num_rows, size):
         rows = slice(start, min(start + size, num_rows))
         reach = num_keys

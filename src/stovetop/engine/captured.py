@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from stovetop.engine import exactness
 from stovetop.engine.attention import CachedAttention
 from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.model import BaseModel
@@ -41,19 +42,42 @@ class Recorder(Protocol):
 class CudaGraphs:
     """Recordings in one pool of memory, for no two of them run at the same time."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            run()  # libraries set themselves up on their first call, and no recording allows that
-        torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            out = run()
-        return graph.replay, out
+        with torch.cuda.device(self._device):
+            outer, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+            self._stream.wait_stream(outer)
+            with torch.cuda.stream(self._stream):
+                run()  # libraries set themselves up on their first call, and no recording allows that
+                torch.cuda.synchronize()
+                # not `torch.cuda.graph`, which gives all free memory back to the system first
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    out = run()
+                finally:
+                    graph.capture_end()
+            outer.wait_stream(self._stream)
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay, out
+
+
+def never_waits(model: BaseModel) -> bool:
+    """Whether its passes never look at what they computed, for which the processor would have to wait, and which no
+    recording can do: experts look at the choice of the router, some rotary embeddings at the positions."""
+    experts = any(
+        getattr(model.config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")
+    )
+    rotaries = exactness.rotaries(model.trunk)
+    return not experts and all(rotary.rope_type in exactness.ROPE_TYPES for rotary in rotaries)
 
 
 class _Size(NamedTuple):
@@ -102,12 +126,15 @@ class CapturedDecoding:
         self._model = model
         self._recorder = recorder
         self._recordings: OrderedDict[_Size, _Recording] = OrderedDict()
+        self._met: set[_Size] = set()  # once: a size that does not come again is not worth a recording
         self.works = True
 
     def __call__(self, step: Step) -> Tensor:
         if not self.works or step.prefixes is not None or not _is_recordable(step):
             return decoded(self._model, step)
         size = self._size(step)
+        if size is None:
+            return decoded(self._model, step)
         recording = self._recordings.get(size)
         if recording is None:
             return self._first(step, size)
@@ -116,8 +143,11 @@ class CapturedDecoding:
         recording.replay()
         return recording.hidden_SE[: len(step.tokens_S)].clone()
 
-    def _size(self, step: Step) -> _Size:
+    def _size(self, step: Step) -> _Size | None:
+        """None if a pass of it would take more of the cache than there may be."""
         num_rows, num_keys = rounded_up(len(step.tokens_S)), max(MIN_KEYS, rounded_up(step.num_keys))
+        if step.cache.max_tokens is not None and num_rows * num_keys > step.cache.max_tokens:
+            return None
         step.cache.reserve(num_rows, num_keys)
         step.cache.settle()
         if not step.parts:
@@ -130,12 +160,15 @@ class CapturedDecoding:
         return _Size(num_rows, num_keys, step.cache.version, part.stack.version, is_one, shape)
 
     def _first(self, step: Step, size: _Size) -> Tensor:
-        """Of its size: an ordinary pass, whose result counts, and a recording for those to come."""
+        """Of its size: an ordinary pass, whose result counts, and when the size comes again, a recording for others."""
         hidden_SE = decoded(self._model, step)
-        if self._size(step) != size:  # the pass has made factors of linears that it met first
+        if size not in self._met or not hidden_SE.isfinite().all():
+            versions = (size.cache_version, size.stack_version)
+            self._met = {met for met in self._met if (met.cache_version, met.stack_version) == versions} | {size}
             return hidden_SE
         try:
             recording = self._recorded(step, size)
+            recording.hidden_SE.fill_(torch.nan)  # what recording has left there is no result of it
             recording.replay()
         except RuntimeError as error:
             self._give_up(f"a pass cannot be recorded: {error}")

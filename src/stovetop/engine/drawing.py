@@ -7,6 +7,7 @@ a batch never influence each other.
 Shapes: `B` rows, `V` vocabulary, `R` runs of `W` tokens.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,8 @@ def truncated(probs_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
     rank_V = torch.arange(vocab_size, device=probs_BV.device)
     kept_k_B = torch.where(top_k_B > 0, top_k_B, vocab_size)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
-    keep_BV = (rank_V < kept_k_B[:, None]) & ((before_BV < top_p_B[:, None]) | (rank_V == 0))
+    kept_p_B = torch.where(top_p_B < 1, top_p_B, math.inf)  # 1 keeps all, to whatever the sums are rounded
+    keep_BV = (rank_V < kept_k_B[:, None]) & ((before_BV < kept_p_B[:, None]) | (rank_V == 0))
     return torch.zeros_like(probs_BV).scatter(1, order_BV, sorted_BV * keep_BV)
 
 

@@ -44,7 +44,7 @@ def obstacle(model: nn.Module, config, device: torch.device, dtype: torch.dtype)
     for name in ("attn_logit_softcapping", "final_logit_softcapping", "num_experts", "num_local_experts"):
         if getattr(config, name, None):
             return f"its {name} has no row-exact form here"
-    for rotary in _rotaries(model):
+    for rotary in rotaries(model):
         if rotary.rope_type not in ROPE_TYPES:
             return f"its rotary embedding {rotary.rope_type!r} depends on more than the position"
     return None
@@ -52,16 +52,16 @@ def obstacle(model: nn.Module, config, device: torch.device, dtype: torch.dtype)
 
 def prepare(model: nn.Module, num_positions: int) -> None:
     """Swaps the modules whose results depend on the place in a buffer for those that do not."""
-    rotaries = _rotaries(model)
+    found = rotaries(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.SiLU) or type(child).__name__ == "SiLUActivation":
                 setattr(parent, name, WrittenOutSiLU())
-            elif child in rotaries:
+            elif child in found:
                 setattr(parent, name, RotaryTable(child, num_positions, torch.float32))
 
 
-def _rotaries(model: nn.Module) -> list[nn.Module]:
+def rotaries(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
 
 

@@ -15,16 +15,28 @@ BLOCK = 64  # positions are added in blocks of this many
 class KVCache:
     """Grows as it is written; `num_slots` and `num_positions` say how large it is."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, max_tokens: int | None = None, *, doubling: bool = False) -> None:
+        """It keeps the room that it has, up to `max_tokens` slots times positions. With `doubling` it grows to a power
+        of two of slots, so that it moves seldom."""
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+        self._doubling = doubling
+        self.max_tokens = max_tokens
         self.num_slots = 0
         self.num_positions = 0
         self.version = 0  # grows when tensors move
 
     def reserve(self, num_slots: int, num_positions: int) -> None:
-        """From now on there is room for this many; what is there stays."""
-        self.num_slots = max(self.num_slots, num_slots)
-        self.num_positions = max(self.num_positions, -(-num_positions // BLOCK) * BLOCK)
+        """From now on there is room for this many; what is there of them stays."""
+        needed = (num_slots, -(-num_positions // BLOCK) * BLOCK)
+        wanted = (1 << (num_slots - 1).bit_length() if self._doubling else num_slots, needed[1])
+        for slots, positions in ((max(self.num_slots, wanted[0]), max(self.num_positions, wanted[1])), wanted, needed):
+            if self.max_tokens is None or slots * positions <= self.max_tokens:
+                break
+        self.num_slots, self.num_positions = slots, positions
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensors in self._layers if tensors is not None for tensor in tensors)
 
     def settle(self) -> None:
         """Makes the room that is reserved now, and not when it is written, in the layers that hold something."""
@@ -59,7 +71,9 @@ class KVCache:
             key_SGLD, value_SGLD = other._filled(layer)
             key_GLD, value_GLD = key_SGLD[source, :, positions], value_SGLD[source, :, positions]
             for own_SGLD, new_GLD in zip(self._room(layer, key_GLD, value_GLD), (key_GLD, value_GLD), strict=True):
-                own_SGLD[targets, :, :num_positions] = new_GLD.clone()
+                for target in targets:  # what the slot held before is not seen, but a weight of 0 times NaN is NaN
+                    own_SGLD[target, :, :num_positions] = new_GLD
+                    own_SGLD[target, :, num_positions:] = 0.0
 
     def clear(self) -> None:
         """Gives the memory back."""
@@ -73,20 +87,22 @@ class KVCache:
         return tensors
 
     def _room(self, layer: int, key_GMD: Tensor, value_GMD: Tensor) -> tuple[Tensor, Tensor]:
-        """The tensors of a layer, grown to the reserved size. Fresh room is zero, never garbage: a masked weight of 0
+        """The tensors of a layer, brought to the reserved size. Fresh room is zero, never garbage: a masked weight of 0
         times a NaN would be a NaN."""
         tensors = self._layers[layer]
-        if tensors is None or tensors[0].shape[0] < self.num_slots or tensors[0].shape[2] < self.num_positions:
+        if tensors is None or (tensors[0].shape[0], tensors[0].shape[2]) != (self.num_slots, self.num_positions):
             key, value = (
-                self._grown(None if tensors is None else tensors[i], new) for i, new in enumerate((key_GMD, value_GMD))
+                self._resized(None if tensors is None else tensors[i], new)
+                for i, new in enumerate((key_GMD, value_GMD))
             )
             tensors = self._layers[layer] = (key, value)
             self.version += 1
         return tensors
 
-    def _grown(self, old_SGLD: Tensor | None, like_GMD: Tensor) -> Tensor:
+    def _resized(self, old_SGLD: Tensor | None, like_GMD: Tensor) -> Tensor:
         num_heads, _, size = like_GMD.shape
         new_SGLD = like_GMD.new_zeros(self.num_slots, num_heads, self.num_positions, size)
         if old_SGLD is not None:
-            new_SGLD[: old_SGLD.shape[0], :, : old_SGLD.shape[2]] = old_SGLD
+            slots, positions = min(self.num_slots, old_SGLD.shape[0]), min(self.num_positions, old_SGLD.shape[2])
+            new_SGLD[:slots, :, :positions] = old_SGLD[:slots, :, :positions]
         return new_SGLD

@@ -104,8 +104,8 @@ class Batched:
         x_KMI = self.groups.gathered(x_NI).to(precise)
         d_a_KRI = product(d_thin_KMR.to(precise).transpose(1, 2), x_KMI)
         d_b_KOR = product(dy_KMO.to(precise).transpose(1, 2), thin_KMR.to(precise))
-        own = [
-            (d_a_RI[: len(adapter.a_RI)], d_b_OR[:, : len(adapter.a_RI)] * adapter.scale)
+        own = [  # tensors of their own: a view would keep those of all alive
+            (d_a_RI[: len(adapter.a_RI)].clone(), d_b_OR[:, : len(adapter.a_RI)] * adapter.scale)
             for adapter, d_a_RI, d_b_OR in zip(self.adapters_K, d_a_KRI, d_b_KOR, strict=True)
             if adapter is not None
         ]

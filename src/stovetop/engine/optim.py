@@ -57,7 +57,7 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
         list(mean.values()),
         list(square.values()),
         max_exp_avg_sqs=[],
-        state_steps=[torch.tensor(float(moments.step), device=weight.device) for weight in new.values()],
+        state_steps=_steps(moments.step, list(new.values())),
         fused=True,  # one pass over memory instead of a dozen
         amsgrad=False,
         maximize=False,
@@ -71,10 +71,16 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
     return Stepped(new, Moments(moments.step + 1, mean, square), grad_norm, update_norm, skipped=False)
 
 
+def _steps(step: int, like: list[Tensor]) -> list[Tensor]:
+    """One for each tensor, which the library counts up."""
+    return list(torch.full((len(like),), float(step), device=like[0].device).unbind()) if like else []
+
+
 def _copy_or_zeros(old: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if old is None else old.clone()
 
 
 def global_norm(tensors: Iterable[Tensor]) -> float:
     """Euclidean norm over all tensors, gathered in float64 in a fixed order."""
-    return sum(torch.linalg.vector_norm(tensor, dtype=torch.float64).item() ** 2 for tensor in tensors) ** 0.5
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+    return sum(norm**2 for norm in torch.stack(norms).tolist()) ** 0.5 if norms else 0.0

@@ -14,7 +14,7 @@ Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` toke
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,10 +26,10 @@ from stovetop.engine.logprobs import pair_logprobs, top_logprobs
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
-from stovetop.engine.packing import MIN_SHARED_TOKENS, Segment, common_length
-from stovetop.engine.routing import Parts, Rows
+from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length
+from stovetop.engine.routing import Rows, batched_rows, rows_by_owner
 
-STEP_TOKENS = 2048
+STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 PIECE_TOKENS = 512
 KEPT_TOKENS = 4096
 
@@ -77,12 +77,8 @@ class Prompt:
 class Prompts:
     """All prompts that are not yet computed, and those that may be used again."""
 
-    def __init__(
-        self, model: BaseModel, parts_of: Callable[[Sequence[AdapterWeights | None], Sequence[Segment]], Parts]
-    ) -> None:
-        """`parts_of` tells which rows of a pass belong to which adapter, from the owner of each segment."""
+    def __init__(self, model: BaseModel) -> None:
         self._model = model
-        self._parts_of = parts_of
         self._waiting: deque[Prompt] = deque()
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by number, the last used at the end
         self._number = 0
@@ -108,39 +104,41 @@ class Prompts:
 
     def step(self) -> list[Prompt]:
         """Computes a piece of as many prompts as fit; the ones that are done with it."""
-        known, taken = self._known(), self._taken()
+        everybody = list(self._waiting)
+        try:
+            return self._step()
+        except BaseException:
+            self._waiting = deque(everybody)  # nobody is lost: see `drop_all`
+            raise
+
+    def _step(self) -> list[Prompt]:
+        done, taken = self._known(), self._taken()
         turns: list[_Turn] = []
         first_row = 0
         for prompt, length in sorted(taken, key=lambda item: id(item[0].weights)):  # those of one adapter side by side
             turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, first_row)))
             first_row += length
-        try:
-            if turns:
-                self._compute(turns)
-        except BaseException:
-            self._waiting.extendleft([*known, *(prompt for prompt, _ in taken)])  # nobody is lost: see `drop_all`
-            raise
-        done = [prompt for prompt, _ in taken if prompt.is_computed]
-        for prompt in done:
-            self._keep(prompt)
+        if turns:
+            self._compute(turns)
         # behind those that had no turn
         self._waiting.extend(prompt for prompt, _ in taken if not prompt.is_computed)
-        return [*known, *done, *self._known()]
+        for prompt in [prompt for prompt, _ in taken if prompt.is_computed]:
+            done += [prompt, *self._twins(self._keep(prompt))]  # before others push it out
+        return done
 
     def _taken(self) -> list[tuple[Prompt, int]]:
         """Prompts whose turn it is, and how many tokens of each."""
         taken: list[tuple[Prompt, int]] = []
         put_off: list[Prompt] = []
         begun = [prompt for prompt in self._waiting if prompt.num_computed]
-        room = STEP_TOKENS
+        room = STEP_TOKENS.get(self._model.device.type, STEP_TOKENS["cpu"])
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
-                found = self._best_kept(prompt)
-                if _is_half_on_its_way(prompt, begun, 0 if found is None else found[1]):
+                if self._is_half_on_its_way(prompt, begun):
                     put_off.append(prompt)
                     continue
-                self._start(prompt, found)
+                self._start(prompt)
                 begun.append(prompt)
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
             taken.append((prompt, length))
@@ -153,7 +151,8 @@ class Prompts:
         pieces = [turn.piece for turn in turns]
         packed = pack_of_pieces(pieces, [turn.tokens for turn in turns])
         plan = PieceAttention(pieces, self._model.arithmetic, self._model.device)
-        parts = self._parts_of([turn.prompt.weights for turn in turns], packed.segments)
+        rows_of = batched_rows if self._model.arithmetic.can_stack else rows_by_owner
+        parts = rows_of([turn.prompt.weights for turn in turns], packed.segments, self._model.device)
         hidden_NE = self._model.hidden_states(packed, plan, parts)
         for turn in turns:
             hidden_TE = hidden_NE[turn.piece.rows]
@@ -181,72 +180,72 @@ class Prompts:
 
     def _known(self) -> list[Prompt]:
         """Those that wait and are the same as one that is kept: there is nothing to compute."""
-        known, others = [], deque[Prompt]()
-        for prompt in self._waiting:
-            number = self._same_as(prompt) if prompt.num_computed == 0 and not prompt.is_computed_whole else None
-            if number is None:
-                others.append(prompt)
-                continue
-            self._kept.move_to_end(number)
-            prompt.cache, prompt.last_hidden_E = self._kept[number].cache, self._kept[number].last_hidden_E
+        by_tokens: dict[tuple[int, ...], list[_Kept]] = {}
+        for kept in self._kept.values() if self._waiting else ():
+            by_tokens.setdefault(tuple(kept.tokens), []).append(kept)
+        alike = {id(kept): kept for prompt in self._waiting for kept in by_tokens.get(tuple(prompt.tokens), ())}
+        return [twin for kept in alike.values() for twin in self._twins(kept)]
+
+    def _twins(self, kept: "_Kept") -> list[Prompt]:
+        """Those that wait and are the same, out of the queue and computed."""
+        same = [
+            prompt
+            for prompt in self._waiting
+            if prompt.tokens == kept.tokens
+            and kept.is_of(prompt.weights)
+            and prompt.num_computed == 0
+            and not prompt.is_computed_whole
+        ]
+        for prompt in same:
+            prompt.cache, prompt.last_hidden_E = kept.cache, kept.last_hidden_E
             prompt.num_computed = prompt.num_reused = len(prompt.tokens)
-            known.append(prompt)
-        self._waiting = others
-        return known
+        if same:
+            self._kept.move_to_end(kept.number)
+        taken = set(map(id, same))
+        self._waiting = deque(prompt for prompt in self._waiting if id(prompt) not in taken)
+        return same
 
-    def _same_as(self, prompt: Prompt) -> int | None:
-        """The number of the kept prompt with the same tokens."""
-        for number, kept in self._kept.items():
-            if kept.tokens == prompt.tokens and kept.is_of(prompt.weights):
-                return number
-        return None
+    def _is_half_on_its_way(self, prompt: Prompt, begun: Sequence[Prompt]) -> bool:
+        """Whether a prompt that is being computed begins with the first half of this one, and none that is kept."""
+        if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
+            return False
+        half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
+        first = prompt.tokens[:half]
+        if not any(other.weights is prompt.weights and other.tokens[:half] == first for other in begun):
+            return False
+        return not any(kept.is_of(prompt.weights) and kept.tokens[:half] == first for kept in self._kept.values())
 
-    def _best_kept(self, prompt: Prompt) -> "tuple[_Kept, int] | None":
-        """The earlier prompt of the same weights that shares the longest beginning, and its length. The last token is
-        always computed: drawing needs its hidden state."""
+    def _start(self, prompt: Prompt) -> None:
+        """From the longest beginning that a kept prompt of the same weights shares. The last token is always computed:
+        drawing needs its hidden state."""
+        prompt.cache.reserve(1, len(prompt.tokens))
         best, best_length = None, MIN_SHARED_TOKENS - 1
         for number, kept in self._kept.items() if not prompt.is_computed_whole else ():
             length = common_length(kept.tokens, prompt.tokens[:-1]) if kept.is_of(prompt.weights) else 0
             if length > best_length:
                 best, best_length = number, length
-        if best is None:
-            return None
-        self._kept.move_to_end(best)
-        return self._kept[best], best_length
+        if best is not None:
+            prompt.cache.copy_from(self._kept[best].cache, 0, [0], best_length)
+            prompt.num_computed = prompt.num_reused = best_length
+            self._kept.move_to_end(best)
 
-    def _start(self, prompt: Prompt, found: "tuple[_Kept, int] | None") -> None:
-        """From what is known of its beginning."""
-        prompt.cache.reserve(1, len(prompt.tokens))
-        if found is not None:
-            kept, length = found
-            prompt.cache.copy_from(kept.cache, 0, [0], length)
-            prompt.num_computed = prompt.num_reused = length
-
-    def _keep(self, prompt: Prompt) -> None:
+    def _keep(self, prompt: Prompt) -> "_Kept":
         """Keeps a computed prompt for others; those of weights that nobody holds any more go, then the least recently
         used ones make room."""
         for number in [number for number, kept in self._kept.items() if kept.is_orphan]:
             del self._kept[number]
         of_weights = None if prompt.weights is None else weakref.ref(prompt.weights)
         self._number += 1
-        self._kept[self._number] = _Kept(of_weights, prompt.tokens, prompt.cache, prompt.last_hidden_E)
-        while sum(len(kept.tokens) for kept in self._kept.values()) > KEPT_TOKENS:
+        newest = _Kept(self._number, of_weights, prompt.tokens, prompt.cache, prompt.last_hidden_E)
+        self._kept[newest.number] = newest
+        while len(self._kept) > 1 and sum(len(kept.tokens) for kept in self._kept.values()) > KEPT_TOKENS:
             self._kept.popitem(last=False)
-
-
-def _is_half_on_its_way(prompt: Prompt, begun: Sequence[Prompt], num_known: int) -> bool:
-    """Whether a prompt that is being computed begins with the first half of this one, which can wait for it: it knows
-    less than that from prompts that were computed before."""
-    if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
-        return False
-    half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
-    if num_known >= half:
-        return False
-    return any(other.weights is prompt.weights and other.tokens[:half] == prompt.tokens[:half] for other in begun)
+        return newest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
+    number: int
     weights: "weakref.ref[AdapterWeights] | None"  # None: the base model
     tokens: list[int]
     cache: KVCache  # not written any more

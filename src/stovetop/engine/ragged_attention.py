@@ -8,6 +8,7 @@ each of them), `C` segments, `H` query heads, `G` key/value heads, `D` head size
 
 import functools
 import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,7 +20,9 @@ from torch import Tensor
 from stovetop.engine.packing import Segment
 from stovetop.engine.sight import How
 
-NEEDED = {"scale", "window_size", "enable_gqa"}  # of the kernel's arguments, of which older releases lack some
+log = logging.getLogger(__name__)
+
+NEEDED = {"scale", "window_size"}  # of the kernel's arguments, of which older releases lack some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,8 +41,8 @@ class RaggedLayout:
         num_keys = [segment.first_position + segment.length for segment in segments]
         lengths = [segment.length for segment in segments]
         starts = lambda sizes: torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device)  # noqa: E731
-        rows = [row for segment in segments for row in segment.key_rows]
         shares = any(segment.above for segment in segments)
+        rows = [row for segment in segments for row in segment.key_rows] if shares else []
         return RaggedLayout(
             starts(lengths),
             starts(num_keys),
@@ -68,6 +71,11 @@ def ragged_attention(layout: RaggedLayout, query_HND: Tensor, key_GND: Tensor, v
     query_NHD, key_NGD, value_NGD = (t.transpose(0, 1).contiguous() for t in (query_HND, key_GND, value_GND))
     if layout.key_rows_M is not None:
         key_NGD, value_NGD = key_NGD[layout.key_rows_M], value_NGD[layout.key_rows_M]
+    repeats = query_NHD.shape[1] // key_NGD.shape[1]
+    options: dict[str, Any] = {"enable_gqa": True} if repeats > 1 else {}
+    if repeats > 1 and "enable_gqa" not in inspect.signature(run).parameters:  # releases before 2.12
+        key_NGD, value_NGD = (t.repeat_interleave(repeats, 1) for t in (key_NGD, value_NGD))
+        options = {}
     return run(
         query_NHD,
         key_NGD,
@@ -78,7 +86,7 @@ def ragged_attention(layout: RaggedLayout, query_HND: Tensor, key_GND: Tensor, v
         layout.max_keys,
         scale=how.scale,
         window_size=(-1 if how.window is None else how.window - 1, 0),
-        enable_gqa=query_NHD.shape[1] != key_NGD.shape[1],
+        **options,
     )
 
 
@@ -88,5 +96,9 @@ def kernel() -> Any:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return None
-    return varlen_attn if set(inspect.signature(varlen_attn).parameters) >= NEEDED else None
+        found = None
+    else:
+        found = varlen_attn if set(inspect.signature(varlen_attn).parameters) >= NEEDED else None
+    if found is None and torch.cuda.is_available():
+        log.warning("torch %s has no varlen_attn that fits: training attends much slower", torch.__version__)
+    return found

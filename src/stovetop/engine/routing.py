@@ -5,7 +5,7 @@ the stack in which many of them sample together.
 Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank, `K` adapters, `M` rows of one of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,14 +84,15 @@ class Stack:
         self.version += 1
 
     def _fill(self, slot: int, adapter: AdapterWeights) -> None:
-        self.version += any(factors is None for factors in self._factors.values())
-        self._factors = {key: factors for key, factors in self._factors.items() if factors is not None}
-        for (name, _), factors in self._factors.items():
-            assert factors is not None, "linears that nobody trained are looked up anew"
-            a_RI, b_OR = (stacked[slot].zero_() for stacked in factors)
+        for (name, dtype), factors in list(self._factors.items()):
             own = Rows(adapter).of(name)
-            if own is not None:
-                put(own, a_RI, b_OR)
+            if factors is not None:
+                a_RI, b_OR = (stacked[slot].zero_() for stacked in factors)
+                if own is not None:
+                    put(own, a_RI, b_OR)
+            elif own is not None:  # nobody trained this linear until now
+                del self._factors[name, dtype]
+                self.version += 1
 
     def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         found = [None if adapter is None else Rows(adapter).of(name) for adapter in self._slots]
@@ -112,7 +113,7 @@ class StackRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRows:
-    """The rows of a pass that each of several adapters acts on, all of which are trained."""
+    """The rows of a pass that each of several adapters acts on, without a stack."""
 
     adapters: Sequence[AdapterWeights]
     groups: RowGroups
@@ -124,7 +125,7 @@ class BatchRows:
 
 MOST_FILLING, ANY_FILLING = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
 FEW_ROWS = 32
-MIN_BATCHED, MOST_BATCH_FILLING = 4, 1.5  # adapters that are trained, and times the rows that they have
+MIN_BATCHED, MOST_BATCH_FILLING = 4, 1.5  # adapters of a batch, and times the rows that they have
 
 Parts = Sequence[Rows | StackRows | BatchRows]  # of one pass. Rows in no part meet the base model as it is
 
@@ -166,31 +167,38 @@ def stacked_rows(
     segments: Sequence[Segment],
     device: torch.device,
     stack: Stack,
-    others: Iterable[AdapterWeights | None] = (),
 ) -> StackRows | None:
-    """The same for a stack, which takes the adapters in, and holds those of `others` besides. None where there is no
-    adapter, or where they differ so much in rows that most of the batched products would be filling."""
+    """The same for a stack, which takes the adapters in. None where there is no adapter, or where they differ so much
+    in rows that most of the batched products would be filling."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
-    present = {id(w): w for w in [*others, *(w for w, _ in grouped)] if w is not None}
-    num_own, most = sum(len(rows) for _, rows in grouped), max((len(rows) for _, rows in grouped), default=0)
-    if not grouped or len(present) * most > max(MOST_FILLING * num_own, ANY_FILLING):
+    if not grouped or (_filling(grouped) > MOST_FILLING and len(grouped) * _most(grouped) > ANY_FILLING):
         return None
-    slots = dict(zip(present, stack.slots_of(list(present.values())), strict=True))
+    slots = stack.slots_of([w for w, _ in grouped])
     rows_K: list[list[int]] = [[] for _ in range(stack.num_slots)]
-    for w, rows in grouped:
-        rows_K[slots[id(w)]] = rows
+    for slot, (_, rows) in zip(slots, grouped, strict=True):
+        rows_K[slot] = rows
     return StackRows(stack, row_groups(rows_K, sum(segment.length for segment in segments), device))
 
 
-def rows_to_train(adapters: Sequence[AdapterWeights], rows: Sequence[range], device: torch.device) -> Parts:
-    """Adapter i acts on `rows[i]`, and together these are all rows of the pass: in batched products, where they are
-    several of about as many rows each."""
-    if len(adapters) == 1:
-        return [Rows(adapters[0])]
-    num_rows, most = sum(map(len, rows)), max(map(len, rows))
-    if len(adapters) < MIN_BATCHED or len(adapters) * most > MOST_BATCH_FILLING * num_rows:
-        return [Rows(w, slice(own.start, own.stop)) for w, own in zip(adapters, rows, strict=True)]
-    return [BatchRows(adapters, row_groups(rows, num_rows, device))]
+def batched_rows(owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device) -> Parts:
+    """The same in batched products, where there are several adapters of about as many rows each. Differentiable."""
+    grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
+    if len(grouped) < MIN_BATCHED or _filling(grouped) > MOST_BATCH_FILLING:
+        return rows_by_owner(owners, segments, device)
+    num_rows = sum(segment.length for segment in segments)
+    return [BatchRows([w for w, _ in grouped], row_groups([rows for _, rows in grouped], num_rows, device))]
+
+
+_Grouped = Sequence[tuple[AdapterWeights | None, list[int]]]
+
+
+def _filling(grouped: _Grouped) -> float:
+    """Rows of a batched product, in those that there are."""
+    return len(grouped) * _most(grouped) / sum(len(rows) for _, rows in grouped)
+
+
+def _most(grouped: _Grouped) -> int:
+    return max(len(rows) for _, rows in grouped)
 
 
 def _grouped(

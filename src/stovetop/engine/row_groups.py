@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGroups:
-    rows_KM: Tensor  # filled up with any row where a group has fewer
+    rows_KM: Tensor  # filled up with a row of its own where a group has fewer, so that what it has is met by it alone
     place_N: Tensor  # where each row is among these K·M; anywhere, if it is in no group
     without_N: Tensor | None  # whether it is in none; None: all are in one
     filling_KM: Tensor | None = None  # what is filled up; None: nothing
@@ -71,7 +71,7 @@ def row_groups(rows_K: Sequence[Sequence[int]], num_rows: int, device: torch.dev
     is_filled = any(map(any, filling))
     tensor = lambda values: torch.tensor(values, device=device)  # noqa: E731
     return RowGroups(
-        tensor([[*rows, *[0] * (most - len(rows))] for rows in rows_K]),
+        tensor([[*rows, *[rows[0] if rows else 0] * (most - len(rows))] for rows in rows_K]),
         tensor([max(0, place) for place in places]),
         tensor(without) if any(without) else None,
         tensor(filling) if is_filled else None,

@@ -11,13 +11,12 @@ Shapes: `S` running sequences, `V` vocabulary, `E` hidden size.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from stovetop.engine.captured import CapturedDecoding, CudaGraphs, Recorder
+from stovetop.engine.captured import CapturedDecoding, CudaGraphs, Recorder, never_waits
 from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.drawing import draw
 from stovetop.engine.kv_cache import KVCache
@@ -26,6 +25,7 @@ from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import Finished, Sample, Ticket
 from stovetop.engine.packing import Segment
 from stovetop.engine.prompts import Prompt, Prompts
+from stovetop.engine.recompute import free_bytes
 from stovetop.engine.routing import Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
 from stovetop.engine.stops import Stops, stops_of
@@ -33,6 +33,7 @@ from stovetop.types import SampledSequence, SampleResponse, SamplingParams
 
 MAX_RUNNING = 512  # sequences
 MAX_CACHED_TOKENS = 2**18  # slots times positions
+KEPT_SHARE = 0.2  # of the free memory, that an idle cache may have besides
 
 
 @dataclass(slots=True, eq=False)
@@ -96,13 +97,13 @@ class Sampler:
 
     def __init__(self, model: BaseModel, recorder: Recorder | None = None) -> None:
         """`recorder` is what passes are recorded with, where launching them is slow: on CUDA."""
-        if recorder is None and model.device.type == "cuda":
-            recorder = CudaGraphs()
+        if recorder is None and model.device.type == "cuda" and never_waits(model):
+            recorder = CudaGraphs(model.device)
         self._model = model
         self._captured = None if recorder is None else CapturedDecoding(model, recorder)
-        self._prompts = Prompts(model, self._parts)
-        self._cache = KVCache(model.num_layers)
-        self._prefixes = SharedPrefixes(model.num_layers)
+        self._prompts = Prompts(model)
+        self._cache = KVCache(model.num_layers, MAX_CACHED_TOKENS, doubling=recorder is not None)
+        self._prefixes = SharedPrefixes(model.num_layers, MAX_CACHED_TOKENS)
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
         self._running: list[_Running] = []  # in the order of their slots
         self._finished: list[Finished] = []  # in this step
@@ -118,11 +119,11 @@ class Sampler:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         if self._running:
-            self._finished += self._draw_next()
+            self._draw_next()
         for prompt in self._prompts.step():
             self._finished += self._computed(prompt)
-        self._finished += self._let_in()
-        if not self._running and not self._records:  # recordings would be lost with what they read
+        self._let_in()
+        if not self._running and not self._keeps_cache:
             self._cache.clear()
             self._stack.clear()
         return self.take_finished()
@@ -130,6 +131,11 @@ class Sampler:
     @property
     def _records(self) -> bool:
         return self._captured is not None and self._captured.works
+
+    @property
+    def _keeps_cache(self) -> bool:
+        """For recordings, which would be lost with what they read, and if it leaves the others room."""
+        return self._records and self._cache.num_bytes <= KEPT_SHARE * free_bytes(self._model.device)
 
     def take_finished(self) -> list[Finished]:
         """What ended; after a step that raised, what had ended before."""
@@ -143,12 +149,13 @@ class Sampler:
 
     def drop_all(self) -> list[Ticket]:
         """Forgets everything that goes on; its tickets."""
-        computed = [request.prompt.ticket for request in self._requests()]
+        computed = [request.prompt.ticket for request in self._requests() if None in request.done]
         tickets = dict.fromkeys([*self._prompts.drop_all(), *computed])
         self._ready.clear()
         self._running.clear()
         self._cache.clear()
         self._prefixes.clear()
+        self._stack.clear()
         return list(tickets)
 
     def _requests(self) -> list[_Request]:
@@ -166,7 +173,7 @@ class Sampler:
         self._ready.append(_Request(prompt, prompt.op.params, stops, [None] * prompt.op.num_samples))
         return []
 
-    def _let_in(self) -> list[Finished]:
+    def _let_in(self) -> None:
         """Starts samples while there is room, oldest request first, and draws the first token of each."""
         first, count = len(self._running), 0
         together = Counter[int]()
@@ -175,12 +182,13 @@ class Sampler:
         while self._ready and self._start_next(together):
             count += 1
         if count == 0:
-            return []
+            return
         newcomers = self._running[first:]
         self._fill_slots(newcomers, first)
         last_hidden = [sequence.request.prompt.last_hidden_E for sequence in newcomers]
         hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
-        return self._extend(newcomers, hidden_SE, self._parts(*_one_row_each(newcomers)))
+        # not the stack: it is that of all who run, and would take the newcomers for all
+        self._extend(newcomers, hidden_SE, rows_by_owner(*_one_row_each(newcomers), self._model.device))
 
     def _start_next(self, together: Counter[int]) -> bool:
         """Whether there was room for one more sample of the first request. `together` are the samples to come by the
@@ -188,6 +196,7 @@ class Sampler:
         request = self._ready[0]
         cache, shared = request.prompt.cache, self._num_shared(request.prompt)
         is_shared = shared > 0 and (together[id(cache)] > 1 or self._prefixes.find(cache) is not None)
+        is_shared = is_shared and self._prefixes.would_balance(cache)
         length = len(request.prompt.tokens) - (shared if is_shared else 0) + (request.params.max_tokens or 0)
         if not self._has_room(length, self._prefixes.num_tokens(cache, shared) if is_shared else None):
             return False
@@ -218,8 +227,9 @@ class Sampler:
 
     def _fill_slots(self, newcomers: list[_Running], first: int) -> None:
         """What is computed of their prompts, and not shared, goes into their slots."""
-        lengths = [len(sequence.request.prompt.tokens) - sequence.start for sequence in newcomers]
-        self._cache.reserve(len(self._running), max(lengths) + 1)
+        self._cache.reserve(
+            len(self._running), max(sequence.position - sequence.start for sequence in self._running) + 2
+        )
         alike: dict[tuple[int, int], list[int]] = {}
         for slot, sequence in enumerate(newcomers, start=first):
             alike.setdefault((id(sequence.request.prompt.cache), sequence.start), []).append(slot)
@@ -230,7 +240,7 @@ class Sampler:
             if sequence.request.num_left == 0:
                 sequence.request.prompt.forget_cache()
 
-    def _draw_next(self) -> list[Finished]:
+    def _draw_next(self) -> None:
         """One pass over the running sequences: each one's last token goes in, its next is drawn."""
         sequences = list(self._running)
         step = Step(
@@ -238,13 +248,13 @@ class Sampler:
             [sequence.tokens[-1] for sequence in sequences],
             [sequence.position for sequence in sequences],
             [sequence.position - sequence.start for sequence in sequences],
-            self._parts(*_one_row_each(sequences)),
+            self._parts(sequences),
             self._prefixes.of([sequence.prefix for sequence in sequences], self._model.device),
         )
         hidden_SE = decoded(self._model, step) if self._captured is None else self._captured(step)
-        return self._extend(sequences, hidden_SE, step.parts)
+        self._extend(sequences, hidden_SE, step.parts)
 
-    def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> list[Finished]:
+    def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> None:
         """Draws a token for each sequence from its hidden state; removes those that end with it."""
         logits_SV = self._model.head(parts).logits(hidden_SE)
         params = [sequence.request.params for sequence in sequences]
@@ -259,32 +269,38 @@ class Sampler:
         for sequence, token, logprob in zip(sequences, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
-        return [answer for sequence in sequences if sequence.ended() for answer in self._leave(sequence)]
+        self._leave([sequence for sequence in sequences if sequence.ended()])
 
-    def _parts(self, owners: Sequence[AdapterWeights | None], segments: Sequence[Segment]) -> Parts:
-        """Which row of a pass belongs to which adapter. The stack holds those of all running sequences, in any pass."""
+    def _parts(self, sequences: list[_Running]) -> Parts:
+        """Which row belongs to which adapter, when all running sequences have one."""
+        owners, singles = _one_row_each(sequences)
         if self._model.arithmetic.can_stack:
-            running = [sequence.request.prompt.weights for sequence in self._running]
-            stacked = stacked_rows(owners, segments, self._model.device, self._stack, running)
+            stacked = stacked_rows(owners, singles, self._model.device, self._stack)
             if stacked is not None:
                 return [stacked]
-        return rows_by_owner(owners, segments, self._model.device)
+        return rows_by_owner(owners, singles, self._model.device)
 
-    def _leave(self, sequence: _Running) -> list[Finished]:
-        """Takes a finished sequence out of the batch; the answer if it was the last of its request."""
-        slot, last = self._running.index(sequence), len(self._running) - 1
-        if slot != last:
-            moved = self._running[last]
-            self._cache.copy_from(self._cache, last, [slot], moved.position - moved.start)
-            self._running[slot] = moved
-        self._running.pop()
-        if sequence.prefix is not None:
-            self._prefixes.leave(sequence.prefix)
-        request = sequence.request
-        reason = "stop" if request.stops.hit(sequence.tokens) else "length"
-        name = f"{request.prompt.ticket.number}:{sequence.index}"
-        request.done[sequence.index] = SampledSequence(reason, sequence.tokens, sequence.logprobs, name)
-        return [request.answer()] if None not in request.done else []
+    def _leave(self, ended: list[_Running]) -> None:
+        """Takes finished sequences out of the batch, with the answers of the requests of which they were the last."""
+        for sequence in ended:
+            request = sequence.request
+            reason = "stop" if request.stops.hit(sequence.tokens) else "length"
+            name = f"{request.prompt.ticket.number}:{sequence.index}"
+            request.done[sequence.index] = SampledSequence(reason, sequence.tokens, sequence.logprobs, name)
+            if None not in request.done:
+                self._finished.append(request.answer())
+            if sequence.prefix is not None:
+                self._prefixes.leave(sequence.prefix)
+        gone = set(map(id, ended))
+        is_left = [id(sequence) not in gone for sequence in self._running]
+        num_left = sum(is_left)
+        holes = [slot for slot in range(num_left) if not is_left[slot]]
+        movers = [slot for slot in range(num_left, len(is_left)) if is_left[slot]]
+        for hole, slot in zip(holes, movers, strict=True):
+            moved = self._running[slot]
+            self._cache.copy_from(self._cache, slot, [hole], moved.position - moved.start)
+            self._running[hole] = moved
+        del self._running[num_left:]
 
 
 def _one_row_each(sequences: list[_Running]) -> tuple[list[AdapterWeights | None], list[Segment]]:

@@ -19,6 +19,7 @@ from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.row_groups import RowGroups, row_groups
 from stovetop.engine.sight import Seen, Sight
 
+MOST_FILLING, ANY_FILLING = 3, 64  # a pass may compute so many times the rows that share a prefix, and so many more
 MIN_PREFIX_TOKENS = 64  # a shorter one is not worth a product of its own
 
 
@@ -73,16 +74,27 @@ class Prefix:
 class SharedPrefixes:
     """The prefixes of the samples that run."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._cache = KVCache(num_layers)
+    def __init__(self, num_layers: int, max_tokens: int | None = None) -> None:
+        self._cache = KVCache(num_layers, max_tokens)
         self._prefixes: list[Prefix] = []  # in the order of their slots
 
     def num_tokens(self, source: KVCache | None = None, length: int = 0) -> int:
         """That are kept: slots times positions. With a source and a length, after a sample of it would have joined."""
-        lengths = [prefix.length for prefix in self._prefixes]
+        lengths = self._lengths
         if source is not None and self.find(source) is None:
             lengths.append(length)
         return len(lengths) * max(lengths, default=0)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [prefix.length for prefix in self._prefixes]
+
+    def would_balance(self, source: KVCache) -> bool:
+        """Whether, with one more sample of it, the rows that a pass computes are not many times those that it has."""
+        users = [prefix.num_users for prefix in self._prefixes]
+        own = self.find(source)
+        most = max([*users, 1 if own is None else own.num_users + 1])
+        return (len(users) + (own is None)) * most <= MOST_FILLING * (sum(users) + 1) + ANY_FILLING
 
     def find(self, source: KVCache) -> Prefix | None:
         return next((prefix for prefix in self._prefixes if prefix.source() is source), None)
@@ -92,7 +104,7 @@ class SharedPrefixes:
         prefix = self.find(source)
         if prefix is None:
             prefix = Prefix(weakref.ref(source), length)
-            self._cache.reserve(len(self._prefixes) + 1, length)
+            self._cache.reserve(len(self._prefixes) + 1, max(length, *self._lengths, 0))
             self._cache.copy_from(source, 0, [len(self._prefixes)], length)
             self._prefixes.append(prefix)
         prefix.num_users += 1
@@ -124,8 +136,8 @@ class SharedPrefixes:
         if not any(rows):
             return None
         shared = SharedRows(row_groups(rows, len(prefixes), device))
-        last = torch.tensor([[prefix.length - 1] for prefix in self._prefixes], device=device)
-        return PrefixPass(shared, self._cache, Sight(last))
+        last = torch.tensor([[length - 1] for length in self._lengths], device=device)
+        return PrefixPass(shared, self._cache, Sight(last), max(self._lengths))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,10 +147,7 @@ class PrefixPass:
     shared: SharedRows
     cache: KVCache
     sight: Sight
+    num_keys: int
 
     def read(self, layer: int) -> Seen:
         return Seen(*self.cache.read(layer, len(self.sight.position_SQ), self.num_keys), self.sight)
-
-    @property
-    def num_keys(self) -> int:
-        return int(self.sight.position_SQ.max()) + 1

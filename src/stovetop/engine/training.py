@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +26,8 @@ from stovetop.engine.lora import AdapterWeights, factors_of
 from stovetop.engine.loss_math import LossInputs, loss_sum
 from stovetop.engine.model import BaseModel
 from stovetop.engine.optim import Moments, Tensors, adamw
-from stovetop.engine.packing import Pack, joined, micro_batches, pack
-from stovetop.engine.routing import Rows, rows_to_train
+from stovetop.engine.packing import Pack, Segment, joined, micro_batches, pack
+from stovetop.engine.routing import Rows, batched_rows
 from stovetop.engine.target_names import HEAD
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.losses import Loss, temperature_of
@@ -145,10 +146,12 @@ class Trainer:
                 self._pass(jobs, units, progress, backward=backward)
             except torch.OutOfMemoryError as error:
                 log.warning("a pass of %d datums does not fit into memory: trying two halves", len(units))
+                clear_frames(error.__traceback__)  # which hold what did not fit
                 if len(units) == 1:
                     progress[units[0].job].error = _too_large(units[0].datum, error)
                 waiting.extendleft([] if len(units) == 1 else (units[len(units) // 2 :], units[: len(units) // 2]))
             except Exception as error:  # somebody's own: whose, shows when each goes alone
+                clear_frames(error.__traceback__)  # which hold the activations of all
                 alone = [list(own) for _, own in groupby(units, key=lambda unit: unit.job)]
                 if len(alone) == 1:
                     progress[units[0].job].error = error
@@ -218,8 +221,8 @@ class Trainer:
         for each datum of each share."""
         packs = [pack([datum.model_input.to_ints() for datum in share.data]) for share in shares]
         starts = list(accumulate((packed.num_tokens for packed in packs), initial=0))
-        rows = [range(start, end) for start, end in pairwise(starts)]
-        parts = rows_to_train([share.weights for share in shares], rows, self._model.device)
+        segments = [Segment(start, end - start) for start, end in pairwise(starts)]
+        parts = batched_rows([share.weights for share in shares], segments, self._model.device)
         filling = -starts[-1] % self._model.arithmetic.row_multiple
         packed = joined([*packs, pack([[0] * filling])] if filling else packs)
         plan = PackedAttention(packed, self._model.arithmetic, self._model.device)
