@@ -16,17 +16,25 @@ rows, `D` head size.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stovetop.engine.block_attention import KEY_BLOCK, row_exact, row_exact_after_prefix
 from stovetop.engine.shared_prefix import SharedRows
 from stovetop.engine.sight import How, Seen
+
+
+class Frozen(NamedTuple):
+    """A linear of the base model."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None
 
 
 class Arithmetic(Protocol):
@@ -48,8 +56,8 @@ class Arithmetic(Protocol):
         and for the same reason a pass that trains holds the data of one adapter only."""
         ...
 
-    def prepack(self, weight_OI: Tensor) -> None:
-        """Makes what it needs of a frozen weight, once, when a model is loaded."""
+    def prepack(self, siblings: Sequence[Frozen]) -> None:
+        """Makes what it needs of frozen linears that read the same input, once, when a model is loaded."""
         ...
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -87,17 +95,24 @@ class Fast:
     key_multiple: int = 1
     row_multiple: int = 1
     can_stack: bool = True
-    _layouts: "_Layouts" = field(default_factory=lambda: _Layouts())
+    _places: "dict[int, tuple[_Together, int]]" = field(default_factory=dict)  # by id of the weight
 
-    def prepack(self, weight_OI: Tensor) -> None:
+    def prepack(self, siblings: Sequence[Frozen]) -> None:
+        weight_OI = siblings[0].weight_OI
         if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and _computes_in_bfloat16():
-            self._layouts.add(weight_OI)
+            together = _Together(siblings)
+            self._places.update({id(linear.weight_OI): (together, index) for index, linear in enumerate(siblings)})
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        layout = self._layouts.of(weight_OI)
-        if layout is None or x.numel() > FEW_ROWS * x.shape[-1]:
+        place = self._places.get(id(weight_OI))
+        if place is None or x.numel() > FEW_ROWS * x.shape[-1]:
             return F.linear(x, weight_OI, bias_O)
-        return torch.ops.mkldnn._linear_pointwise(x, layout, bias_O, "none", [], "")
+        together, index = place
+        if not (
+            together.is_one or torch.is_inference_mode_enabled()
+        ):  # pieces are views, which autograd has no use for
+            return F.linear(x, weight_OI, bias_O)
+        return together.linear(index, x)
 
     def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
         out_NO.addmm_(x_NI, weight_OI.t())
@@ -129,6 +144,43 @@ class Fast:
         first_sum_SGR1 = shared.scattered(first_sum, repeats, missing=-math.inf)
         weight_SGR1 = (first_sum_SGR1 - last_sum_SGR1).sigmoid_().to(last_SGRD.dtype)
         return torch.lerp(last_SGRD, first_SGRD, weight_SGR1).flatten(1, 2)[:, :, None]
+
+
+class _Together:
+    """Linears that read the same input, as one product in oneDNN's own layout: whichever is asked first computes it for
+    all of them. Small products, one after another, would leave much of the memory's bandwidth unused."""
+
+    def __init__(self, siblings: Sequence[Frozen]) -> None:
+        self._weights = [linear.weight_OI for linear in siblings]  # alive, so that their ids are theirs
+        self._sizes = [len(weight_OI) for weight_OI in self._weights]
+        self._layout = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), ROW_MULTIPLE)
+        biases = [linear.bias_O for linear in siblings if linear.bias_O is not None]
+        self._bias = torch.cat(biases) if biases else None
+        self._x: Tensor | None = None
+        self._left: list[Tensor | None] = []  # what was computed and not asked for yet
+
+    @property
+    def is_one(self) -> bool:
+        return len(self._sizes) == 1
+
+    def linear(self, index: int, x: Tensor) -> Tensor:
+        """A piece of the rows that all share, for nobody else."""
+        piece = self._left[index] if self._x is not None and _is_same(x, self._x) else None
+        if piece is None:
+            out = torch.ops.mkldnn._linear_pointwise(x, self._layout, self._bias, "none", [], "")
+            if self.is_one:
+                return out
+            self._x, self._left = x, list(out.split(self._sizes, -1))  # x is alive: nothing else has its address
+            piece = self._left[index]
+        self._left[index] = None
+        if not any(left is not None for left in self._left):
+            self._x = None
+        assert piece is not None, "just computed"
+        return piece
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _computes_in_bfloat16() -> bool:
@@ -209,8 +261,9 @@ class RowExact:
     can_stack: bool = False
     _layouts: "_Layouts" = field(default_factory=lambda: _Layouts())
 
-    def prepack(self, weight_OI: Tensor) -> None:
-        self._layouts.add(weight_OI)
+    def prepack(self, siblings: Sequence[Frozen]) -> None:
+        for linear in siblings:
+            self._layouts.add(linear.weight_OI)
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         x_NI = x.reshape(-1, x.shape[-1])
@@ -249,7 +302,7 @@ class _Layouts:
         return None if found is None else found[1]
 
 
-class WrittenOutSiLU(torch.nn.Module):
+class WrittenOutSiLU(nn.Module):
     """x / (1 + exp(-x)). The library's own takes another path for the last elements of a buffer."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -268,10 +321,10 @@ class _SiLU(torch.autograd.Function):
         return torch.ops.aten.silu_backward(gradients[0], x)
 
 
-class RotaryTable(torch.nn.Module):
+class RotaryTable(nn.Module):
     """Cosines and sines of every position, computed once, in one pass, by the model's own module."""
 
-    def __init__(self, rotary: torch.nn.Module, num_positions: int, dtype: torch.dtype) -> None:
+    def __init__(self, rotary: nn.Module, num_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         with torch.no_grad():
             cos_1TD, sin_1TD = rotary(torch.empty(0, dtype=dtype), torch.arange(num_positions)[None])

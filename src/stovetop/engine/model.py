@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from stovetop.client import Tokenizer
 from stovetop.engine import exactness, recompute
-from stovetop.engine.arithmetic import Arithmetic, Fast, RowExact
+from stovetop.engine.arithmetic import Arithmetic, Fast, Frozen, RowExact
 from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
 from stovetop.engine.logprobs import Head
 from stovetop.engine.lora import Target
@@ -29,7 +29,7 @@ from stovetop.engine.lora_linear import LoraLinear, untrainable_parts, wrap
 from stovetop.engine.packing import Pack, pack
 from stovetop.engine.routing import Parts, Routing, low_ranks
 from stovetop.engine.sight import How
-from stovetop.engine.target_names import HEAD
+from stovetop.engine.target_names import HEAD, input_of
 from stovetop.errors import InvalidRequest
 from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_model, load_gguf_tokenizer
 from stovetop.losses import ModelLimits
@@ -77,8 +77,17 @@ class BaseModel:
 
     def frozen_weights(self) -> list[Tensor]:
         """Those of every linear, and of the head."""
-        linears = [module for module in self.trunk.modules() if isinstance(module, LoraLinear)]
-        return [*(linear.base.weight for linear in linears), self.weight_VE]
+        return [linear.weight_OI for siblings in self.frozen_linears() for linear in siblings]
+
+    def frozen_linears(self) -> list[list[Frozen]]:
+        """All of them, and the head; those that read the same input together."""
+        groups: dict[tuple[object, ...], list[Frozen]] = {}
+        for module in self.trunk.modules():
+            if isinstance(module, LoraLinear):
+                weight_OI, bias_O = module.base.weight, module.base.bias
+                key = (input_of(module.name), weight_OI.shape[1], bias_O is None)
+                groups.setdefault(key, []).append(Frozen(weight_OI, bias_O))
+        return [*groups.values(), [Frozen(self.weight_VE, self.bias_V)]]
 
     def needs_recompute(self, max_tokens_per_pass: int) -> bool:
         return recompute.is_needed(self.config, max_tokens_per_pass, self.weight_VE.element_size(), self.device)
@@ -179,8 +188,8 @@ def _wrapped(
 
 
 def _prepacked(base: BaseModel) -> BaseModel:
-    for weight_OI in base.frozen_weights():
-        base.arithmetic.prepack(weight_OI)
+    for siblings in base.frozen_linears():
+        base.arithmetic.prepack(siblings)
     return base
 
 

@@ -29,3 +29,12 @@ def split_peft_name(name: str) -> tuple[str, str] | None:
 def peft_name(target: str, factor: str) -> str:
     """The other way round."""
     return f"{PREFIX}{target}.{FACTORS[factor]}"
+
+
+TOGETHER = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})  # names of linears of a module with one input
+
+
+def input_of(name: str) -> str:
+    """The same for linears that read the same input."""
+    parent, _, own = name.rpartition(".")
+    return next((f"{parent}:{index}" for index, names in enumerate(TOGETHER) if own in names), name)
