@@ -1,5 +1,7 @@
 """Packs give every sequence back, and hold shared tokens once."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,3 +64,21 @@ def test_micro_batches_keep_the_order_and_the_bound(lengths: list[int], bound: i
     assert [length for cut in cuts for length in lengths[cut]] == lengths
     for cut in cuts:
         assert len(lengths[cut]) == 1 or sum(lengths[cut]) <= bound
+
+
+@given(st.lists(st.integers(0, 1), max_size=200), st.lists(st.integers(0, 1), max_size=9), st.integers(0, 200))
+def test_the_common_length_is_where_the_first_difference_is(tokens: list[int], ending: list[int], at: int) -> None:
+    other = [*tokens[:at], *ending]
+    same = [a == b for a, b in zip(tokens, other, strict=False)]
+    assert common_length(tokens, other) == (same.index(False) if False in same else len(same))
+
+
+def test_what_sequences_begin_with_alike_counts_once_in_a_run() -> None:
+    prompt = list(range(200))
+    sequences = [[*prompt, *[seed] * 60] for seed in range(16)]
+    shared = [0] + [common_length(a, b) for a, b in pairwise(sequences)]
+    lengths = [len(sequence) for sequence in sequences]
+    cuts = micro_batches(lengths, 700, shared)
+    assert [cut.stop - cut.start for cut in cuts] == [8, 8]
+    assert all(pack(sequences[cut]).num_tokens <= 700 for cut in cuts)
+    assert len(micro_batches(lengths, 700)) == 8

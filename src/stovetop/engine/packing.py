@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+RUN = 64  # tokens that are compared at a time
 MIN_SHARED_TOKENS = 8  # a shorter common prefix is not worth a segment of its own
 
 
@@ -117,18 +118,23 @@ def _positions(segment: Segment) -> Iterable[int]:
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     """How many leading tokens two sequences share."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
+    start = 0
+    while left[start : start + RUN] == right[start : start + RUN] and start < min(len(left), len(right)):
+        start += RUN
+    for index in range(start, min(len(left), len(right))):
+        if left[index] != right[index]:
             return index
     return min(len(left), len(right))
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[slice]:
-    """Cuts sequences, in their order, into runs of at most `max_tokens` tokens; a longer one stands alone."""
+def micro_batches(lengths: Sequence[int], max_tokens: int, shared: Sequence[int] | None = None) -> list[slice]:
+    """Cuts sequences, in their order, into runs of at most `max_tokens` tokens; a longer one stands alone. The first
+    `shared[i]` tokens of sequence i are those of the one before it, so a run that has both counts them once."""
     cuts, filled = [0], 0
     for index, length in enumerate(lengths):
-        if filled and filled + length > max_tokens:
+        new = length - (shared[index] if shared is not None and filled else 0)
+        if filled and filled + new > max_tokens:
             cuts.append(index)
-            filled = 0
-        filled += length
+            filled, new = 0, length
+        filled += new
     return [slice(start, end) for start, end in zip(cuts, [*cuts[1:], len(lengths)], strict=True)]

@@ -26,7 +26,7 @@ from stovetop.engine.lora import AdapterWeights, factors_of
 from stovetop.engine.loss_math import LossInputs, loss_sum
 from stovetop.engine.model import BaseModel
 from stovetop.engine.optim import Moments, Tensors, adamw
-from stovetop.engine.packing import Pack, Segment, joined, micro_batches, pack
+from stovetop.engine.packing import MIN_SHARED_TOKENS, Pack, Segment, common_length, joined, micro_batches, pack
 from stovetop.engine.routing import Rows, batched_rows
 from stovetop.engine.target_names import HEAD
 from stovetop.errors import CheckpointError, InvalidRequest
@@ -213,8 +213,13 @@ class Trainer:
         return _output(seen, {**metrics, "loss:sum": loss.item()})
 
     def _passes(self, units: list[_Unit]) -> list[list[_Unit]]:
-        lengths = [unit.datum.model_input.length for unit in units]
-        return [units[cut] for cut in micro_batches(lengths, self._max_tokens)]
+        """As many tokens as fit, those counted once that data of one adapter begin with alike."""
+        tokens = [unit.datum.model_input.to_ints() for unit in units]
+        shared = [0] * len(units)
+        for index, ((before, first), (unit, second)) in enumerate(pairwise(zip(units, tokens, strict=True)), start=1):
+            common = common_length(first, second) if before.job == unit.job else 0
+            shared[index] = common if common >= MIN_SHARED_TOKENS else 0
+        return [units[cut] for cut in micro_batches(list(map(len, tokens)), self._max_tokens, shared)]
 
     def _score(self, shares: Sequence[_Share]) -> list[list[Tensor]]:
         """One packed pass: hidden states of every token once, then the log-probability of every target, (N,) or (N, K)
