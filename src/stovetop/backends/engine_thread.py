@@ -4,6 +4,7 @@ It hands ops to the engine in the order they came, so submission order is progra
 finished into the results of futures.
 """
 
+import atexit
 import logging
 import queue
 import threading
@@ -18,6 +19,8 @@ from stovetop.futures import APIFuture, pending
 
 log = logging.getLogger(__name__)
 
+SECONDS_AT_EXIT = 10.0  # for the step that runs when the interpreter ends
+
 
 class EngineThread:
     """Owns an engine and steps it. `call` may be used from any thread; futures resolve in the engine's.
@@ -31,10 +34,12 @@ class EngineThread:
         self._engine: Future[ops.Engine] = pending()
         self._waiting: dict[ops.Op, _Accepted] = {}
         self._closed = False
+        self._abandoned = False  # the interpreter ends
         self._finishing = False  # the thread has seen the closing mark, behind which nothing comes
         self._lock = threading.Lock()  # protects _closed, so that nothing is put behind the closing mark
         self._thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
         self._thread.start()
+        atexit.register(self._stop_at_exit)
 
     @property
     def engine(self) -> ops.Engine:
@@ -56,6 +61,14 @@ class EngineThread:
                 self._closed = True
                 self._inbox.put(None)
         self._thread.join()
+        atexit.unregister(self._stop_at_exit)
+
+    def _stop_at_exit(self) -> None:
+        """Nobody has closed the service, and threads that run when the interpreter is gone are ended wherever they are:
+        within a library that cannot stand it, that ends the process with an abort. So the step that runs may finish."""
+        self._abandoned = True
+        self._inbox.put(None)
+        self._thread.join(SECONDS_AT_EXIT)
 
     def _run(self, open_engine: Callable[[], ops.Engine]) -> None:
         try:
@@ -65,7 +78,7 @@ class EngineThread:
             return
         self._engine.set_result(engine)
         try:
-            while self._accept(engine) or not engine.idle:
+            while not self._abandoned and (self._accept(engine) or not engine.idle):
                 for done in engine.step():
                     self._waiting.pop(done.ticket.op).resolve(done)
         except Exception as error:  # a fault of ours: the engine is not to be trusted, and nobody may wait for ever
