@@ -5,8 +5,11 @@ import sys
 import threading
 from typing import Any
 
+import pytest
+
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.engine import ops
+from stovetop.errors import InvalidRequest
 
 
 class Endless:
@@ -36,6 +39,8 @@ def test_when_the_interpreter_ends_the_step_that_runs_is_finished_and_no_other_b
     thread._stop_at_exit()  # pyright: ignore[reportPrivateUsage]  the interpreter calls it
     assert not thread._thread.is_alive()  # pyright: ignore[reportPrivateUsage]
     assert engine.num_begun == engine.num_ended > 0
+    with pytest.raises(InvalidRequest, match="closed"):  # and nobody who asks now waits for ever
+        thread.call("sample", object())  # pyright: ignore[reportArgumentType]  it gets no further
 
 
 def test_a_script_that_ends_amid_work_ends_with_its_own_exit_code() -> None:

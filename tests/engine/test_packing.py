@@ -82,3 +82,10 @@ def test_what_sequences_begin_with_alike_counts_once_in_a_run() -> None:
     assert [cut.stop - cut.start for cut in cuts] == [8, 8]
     assert all(pack(sequences[cut]).num_tokens <= 700 for cut in cuts)
     assert len(micro_batches(lengths, 700)) == 8
+
+
+def test_a_run_of_long_prompts_with_short_endings_is_cut_for_the_keys_that_attention_has() -> None:
+    sequences = [[*range(1000), seed] for seed in range(100)]
+    shared = [0] + [common_length(a, b) for a, b in pairwise(sequences)]
+    cuts = micro_batches([len(sequence) for sequence in sequences], 2000, shared)
+    assert [cut.stop - cut.start for cut in cuts] == [15] * 6 + [10]

@@ -215,3 +215,17 @@ def test_a_failure_among_prompts_reaches_all_of_them_and_none_is_lost(
     assert all(isinstance(error, MemoryError) for error in failed.values())
     assert engine.idle
     assert tiny.run(engine, op(tiny.tokens(20, 1))).sequences
+
+
+def test_prompts_that_could_not_be_continued_yet_are_not_computed_ahead(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "HELD_TOKENS", 100)
+    monkeypatch.setattr(sampler, "MAX_RUNNING", 2)
+    tickets = [engine.submit(op(tiny.tokens(40, seed), max_tokens=5)) for seed in range(12)]
+    answers = set()
+    while not engine.idle:
+        answers |= {done.ticket for done in engine.step()}
+        ready = engine._sampler._ready  # pyright: ignore[reportPrivateUsage]  what is held is memory
+        assert sum(len(request.prompt.tokens) for request in ready) <= 100
+    assert answers == set(tickets)

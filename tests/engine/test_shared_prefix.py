@@ -242,3 +242,11 @@ def test_a_long_sequence_after_many_short_ones_does_not_make_room_for_many_long_
     assert (cache.num_slots, cache.num_positions) == (2, 1024)
     assert key_SGLD.shape[2] == 1024
     assert torch.equal(key_SGLD[:, :, 0], torch.ones(2, GROUPS, SIZE))
+
+
+def test_room_that_does_not_fit_twice_is_not_moved_to_and_fro() -> None:
+    cache = KVCache(1, max_tokens=2**18, doubling=True)
+    for slots, positions in [(320, 640), (300, 513), (320, 640), (299, 514)]:
+        cache.reserve(slots, positions)
+        cache.write_run(0, 0, 0, torch.zeros(GROUPS, 1, SIZE), torch.zeros(GROUPS, 1, SIZE))
+    assert cache.version == 1

@@ -38,8 +38,8 @@ class EngineThread:
         self._finishing = False  # the thread has seen the closing mark, behind which nothing comes
         self._lock = threading.Lock()  # protects _closed, so that nothing is put behind the closing mark
         self._thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
-        self._thread.start()
         atexit.register(self._stop_at_exit)
+        self._thread.start()
 
     @property
     def engine(self) -> ops.Engine:
@@ -66,8 +66,9 @@ class EngineThread:
     def _stop_at_exit(self) -> None:
         """Nobody has closed the service, and threads that run when the interpreter is gone are ended wherever they are:
         within a library that cannot stand it, that ends the process with an abort. So the step that runs may finish."""
-        self._abandoned = True
-        self._inbox.put(None)
+        with self._lock:
+            self._abandoned = self._closed = True
+            self._inbox.put(None)
         self._thread.join(SECONDS_AT_EXIT)
 
     def _run(self, open_engine: Callable[[], ops.Engine]) -> None:
@@ -75,12 +76,15 @@ class EngineThread:
             engine = open_engine()
         except Exception as error:
             self._engine.set_exception(error)
+            atexit.unregister(self._stop_at_exit)  # which would keep what was loaded until then
             return
         self._engine.set_result(engine)
         try:
             while not self._abandoned and (self._accept(engine) or not engine.idle):
                 for done in engine.step():
                     self._waiting.pop(done.ticket.op).resolve(done)
+            if self._abandoned:
+                self._fail_all(InvalidRequest("the interpreter ended before it was done"))
         except Exception as error:  # a fault of ours: the engine is not to be trusted, and nobody may wait for ever
             log.exception("the engine failed")
             self._fail_all(error)

@@ -77,7 +77,7 @@ def never_waits(model: BaseModel) -> bool:
         getattr(model.config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")
     )
     rotaries = exactness.rotaries(model.trunk)
-    return not experts and all(rotary.rope_type in exactness.ROPE_TYPES for rotary in rotaries)
+    return not experts and all(getattr(rotary, "rope_type", None) in exactness.ROPE_TYPES for rotary in rotaries)
 
 
 class _Size(NamedTuple):

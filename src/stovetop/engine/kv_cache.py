@@ -7,6 +7,7 @@ Shapes: `S` slots, `G` key/value heads, `L` positions, `D` head size, `M` rows o
 positions of a run.
 """
 
+import torch
 from torch import Tensor
 
 BLOCK = 64  # positions are added in blocks of this many
@@ -28,11 +29,15 @@ class KVCache:
     def reserve(self, num_slots: int, num_positions: int) -> None:
         """From now on there is room for this many; what is there of them stays."""
         needed = (num_slots, -(-num_positions // BLOCK) * BLOCK)
-        wanted = (1 << (num_slots - 1).bit_length() if self._doubling else num_slots, needed[1])
-        for slots, positions in ((max(self.num_slots, wanted[0]), max(self.num_positions, wanted[1])), wanted, needed):
+        doubled = (1 << (num_slots - 1).bit_length() if self._doubling else num_slots, needed[1])
+        for slots, positions in (self._with(*doubled), self._with(*needed), doubled, needed):
             if self.max_tokens is None or slots * positions <= self.max_tokens:
                 break
         self.num_slots, self.num_positions = slots, positions
+
+    def _with(self, num_slots: int, num_positions: int) -> tuple[int, int]:
+        """The room that there is, and this."""
+        return max(self.num_slots, num_slots), max(self.num_positions, num_positions)
 
     @property
     def num_bytes(self) -> int:
@@ -67,13 +72,15 @@ class KVCache:
     ) -> None:
         """Positions from `start` on of slot `source` of a cache, be it this one, to the first of `targets`."""
         positions = slice(start, start + num_positions)
+        where: int | Tensor | None = targets[0] if len(targets) == 1 else None
         for layer in range(len(self._layers)):
             key_SGLD, value_SGLD = other._filled(layer)
             key_GLD, value_GLD = key_SGLD[source, :, positions], value_SGLD[source, :, positions]
             for own_SGLD, new_GLD in zip(self._room(layer, key_GLD, value_GLD), (key_GLD, value_GLD), strict=True):
-                for target in targets:  # what the slot held before is not seen, but a weight of 0 times NaN is NaN
-                    own_SGLD[target, :, :num_positions] = new_GLD
-                    own_SGLD[target, :, num_positions:] = 0.0
+                if where is None:
+                    where = torch.tensor(targets, device=own_SGLD.device)
+                own_SGLD[where, :, :num_positions] = new_GLD
+                own_SGLD[where, :, num_positions:] = 0.0  # nobody sees it, but a weight of 0 times NaN would be NaN
 
     def clear(self) -> None:
         """Gives the memory back."""

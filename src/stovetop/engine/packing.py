@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+MOST_SHARING = 8
 RUN = 64  # tokens that are compared at a time
 MIN_SHARED_TOKENS = 8  # a shorter common prefix is not worth a segment of its own
 
@@ -129,12 +130,13 @@ def common_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, shared: Sequence[int] | None = None) -> list[slice]:
     """Cuts sequences, in their order, into runs of at most `max_tokens` tokens; a longer one stands alone. The first
-    `shared[i]` tokens of sequence i are those of the one before it, so a run that has both counts them once."""
-    cuts, filled = [0], 0
+    `shared[i]` tokens of sequence i are those of the one before it, so a run that has both counts them once; but all
+    tokens, for each of which attention has a key, are at most `MOST_SHARING` times as many."""
+    cuts, filled, whole = [0], 0, 0
     for index, length in enumerate(lengths):
         new = length - (shared[index] if shared is not None and filled else 0)
-        if filled and filled + new > max_tokens:
+        if filled and (filled + new > max_tokens or whole + length > MOST_SHARING * max_tokens):
             cuts.append(index)
-            filled, new = 0, length
-        filled += new
+            filled, whole, new = 0, 0, length
+        filled, whole = filled + new, whole + length
     return [slice(start, end) for start, end in zip(cuts, [*cuts[1:], len(lengths)], strict=True)]

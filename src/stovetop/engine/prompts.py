@@ -4,10 +4,11 @@ common is not computed again.
 
 A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of one prompt, and goes round: a long
 prompt neither stalls the sequences that are being drawn nor the short prompts behind it. A prompt whose first half is
-just being computed for another waits for that. Keys and values of finished prompts are kept, the last used longest, up
-to `KEPT_TOKENS` positions; they are found again by the weights they were computed with, so new weights never meet old
-keys. A prompt that is the same as one of them is not computed at all, and shares its cache. A prompt whose own logprobs
-are asked for is computed whole.
+just being computed for another waits for that. Keys and values of finished prompts are kept, the last used longest,
+up to `KEPT_TOKENS` positions, and the last one in any case; they are found again by the weights they were computed
+with, so new weights never meet old keys. A prompt that is the same as one of them is not computed at all, and shares
+its cache. A prompt whose own logprobs are asked for is computed whole. What is computed and has no room to be
+continued yet is bounded by `HELD_TOKENS`: further prompts wait.
 
 Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
 """
@@ -32,6 +33,7 @@ from stovetop.engine.routing import Rows, batched_rows, rows_by_owner
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 PIECE_TOKENS = 512
 KEPT_TOKENS = 4096
+HELD_TOKENS = 2**16
 
 
 @dataclass(slots=True, eq=False)
@@ -102,17 +104,18 @@ class Prompts:
         self._kept.clear()
         return tickets
 
-    def step(self) -> list[Prompt]:
-        """Computes a piece of as many prompts as fit; the ones that are done with it."""
+    def step(self, num_held: int) -> list[Prompt]:
+        """Computes a piece of as many prompts as fit; the ones that are done with it. `num_held` are tokens of earlier
+        ones that wait to be continued."""
         everybody = list(self._waiting)
         try:
-            return self._step()
+            return self._step(num_held)
         except BaseException:
             self._waiting = deque(everybody)  # nobody is lost: see `drop_all`
             raise
 
-    def _step(self) -> list[Prompt]:
-        done, taken = self._known(), self._taken()
+    def _step(self, num_held: int) -> list[Prompt]:
+        done, taken = self._known(), self._taken(num_held)
         turns: list[_Turn] = []
         first_row = 0
         for prompt, length in sorted(taken, key=lambda item: id(item[0].weights)):  # those of one adapter side by side
@@ -126,7 +129,7 @@ class Prompts:
             done += [prompt, *self._twins(self._keep(prompt))]  # before others push it out
         return done
 
-    def _taken(self) -> list[tuple[Prompt, int]]:
+    def _taken(self, num_held: int) -> list[tuple[Prompt, int]]:
         """Prompts whose turn it is, and how many tokens of each."""
         taken: list[tuple[Prompt, int]] = []
         put_off: list[Prompt] = []
@@ -135,7 +138,9 @@ class Prompts:
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
-                if self._is_half_on_its_way(prompt, begun):
+                held = sum(len(other.tokens) for other in begun) + (num_held if isinstance(prompt.op, Sample) else 0)
+                is_too_much = held > 0 and held + len(prompt.tokens) > HELD_TOKENS
+                if is_too_much or self._is_half_on_its_way(prompt, begun):
                     put_off.append(prompt)
                     continue
                 self._start(prompt)

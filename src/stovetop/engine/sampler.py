@@ -3,9 +3,10 @@
 
 A step computes pieces of the prompts that wait (`prompts.py`), draws one token for every running sequence and lets in
 as many new ones as there is room. Memory is bounded by `MAX_CACHED_TOKENS`, slots times positions of the longest
-sequence that may come of them: what does not fit waits its turn and never fails; a sequence that exceeds the bound on
-its own runs alone. Sequences sit in the first slots of the cache, so the pass over them reads a view; a slot that ends
-is filled with the last one. Samples of one prompt share what is cached of it (`shared_prefix.py`).
+sequence that may come of them (room that slots and prefixes once had is kept, up to that much each): what does not
+fit waits its turn and never fails; a sequence that exceeds the bound on its own runs alone. Sequences sit in the
+first slots of the cache, so the pass over them reads a view; a slot that ends is filled with the last one. Samples of
+one prompt share what is cached of it (`shared_prefix.py`).
 
 Shapes: `S` running sequences, `V` vocabulary, `E` hidden size.
 """
@@ -19,7 +20,7 @@ import torch
 from stovetop.engine.captured import CapturedDecoding, CudaGraphs, Recorder, never_waits
 from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.drawing import draw
-from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.kv_cache import BLOCK, KVCache
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import Finished, Sample, Ticket
@@ -102,7 +103,8 @@ class Sampler:
         self._model = model
         self._captured = None if recorder is None else CapturedDecoding(model, recorder)
         self._prompts = Prompts(model)
-        self._cache = KVCache(model.num_layers, MAX_CACHED_TOKENS, doubling=recorder is not None)
+        most = MAX_CACHED_TOKENS + MAX_RUNNING * BLOCK  # slots are rounded up to whole blocks
+        self._cache = KVCache(model.num_layers, most, doubling=recorder is not None)
         self._prefixes = SharedPrefixes(model.num_layers, MAX_CACHED_TOKENS)
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
         self._running: list[_Running] = []  # in the order of their slots
@@ -120,7 +122,8 @@ class Sampler:
     def step(self) -> list[Finished]:
         if self._running:
             self._draw_next()
-        for prompt in self._prompts.step():
+        held = {id(request.prompt.cache): len(request.prompt.tokens) for request in self._ready}
+        for prompt in self._prompts.step(sum(held.values())):
             self._finished += self._computed(prompt)
         self._let_in()
         if not self._running and not self._keeps_cache:
