@@ -134,17 +134,19 @@ class Prompts:
         taken: list[tuple[Prompt, int]] = []
         put_off: list[Prompt] = []
         begun = [prompt for prompt in self._waiting if prompt.num_computed]
+        num_begun = sum(len(prompt.tokens) for prompt in begun)
         room = STEP_TOKENS.get(self._model.device.type, STEP_TOKENS["cpu"])
         while self._waiting and room > 0:
             prompt = self._waiting.popleft()
             if prompt.num_computed == 0:
-                held = sum(len(other.tokens) for other in begun) + (num_held if isinstance(prompt.op, Sample) else 0)
+                held = num_begun + (num_held if isinstance(prompt.op, Sample) else 0)
                 is_too_much = held > 0 and held + len(prompt.tokens) > HELD_TOKENS
                 if is_too_much or self._is_half_on_its_way(prompt, begun):
                     put_off.append(prompt)
                     continue
                 self._start(prompt)
                 begun.append(prompt)
+                num_begun += len(prompt.tokens)
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
             taken.append((prompt, length))
             room -= length
