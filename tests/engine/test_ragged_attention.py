@@ -3,6 +3,7 @@ it is documented to compute is spelled out here."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,22 +53,10 @@ def documented(
     return torch.cat(outs)
 
 
-def without_groups(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-) -> Tensor:
+def without_groups(query: Tensor, key: Tensor, value: Tensor, *sizes: Any, scale: float, window_size: Any) -> Tensor:
     """As of a release that wants as many key heads as query heads."""
     assert key.shape[1] == query.shape[1]
     spread = [t[:, :: HEADS // GROUPS] for t in (key, value)]
-    sizes = (cu_seq_q, cu_seq_k, max_q, max_k)
     return documented(query, *spread, *sizes, scale=scale, window_size=window_size, enable_gqa=True)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine import tiny
+from engine.test_attention import mistral
 from stovetop.engine import ops, sampler
 from stovetop.engine.arithmetic import Arithmetic, Fast, RowExact
 from stovetop.engine.engine import Engine
@@ -149,21 +150,7 @@ def test_many_samples_of_a_long_prompt_fit_where_their_copies_would_not(monkeypa
 
 def test_layers_with_windows_share_nothing() -> None:
     """They see but the end of a prefix, which the shared product does not know."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        sliding_window=16,
-        attn_implementation="eager",
-    )
-    base = adopt(MistralForCausalLM(config), "windows", fingerprint="windows")
+    base = adopt(mistral(), "windows", fingerprint="windows")
     assert not base.attends_plainly
     engine = Engine(base)
     engine.submit(sample(tiny.tokens(70, 1), 3))

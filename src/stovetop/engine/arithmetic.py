@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stovetop.engine.block_attention import KEY_BLOCK, row_exact, row_exact_after_prefix
+from stovetop.engine.block_attention import KEY_BLOCK, row_exact, row_exact_after_prefix, single_rows
 from stovetop.engine.shared_prefix import SharedRows
 from stovetop.engine.sight import How, Seen
 
@@ -108,11 +108,9 @@ class Fast:
         if place is None or x.numel() > FEW_ROWS * x.shape[-1]:
             return F.linear(x, weight_OI, bias_O)
         together, index = place
-        if not (
-            together.is_one or torch.is_inference_mode_enabled()
-        ):  # pieces are views, which autograd has no use for
-            return F.linear(x, weight_OI, bias_O)
-        return together.linear(index, x)
+        if together.is_one or torch.is_inference_mode_enabled():
+            return together.linear(index, x)
+        return F.linear(x, weight_OI, bias_O)  # pieces are views, which autograd has no use for
 
     def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
         out_NO.addmm_(x_NI, weight_OI.t())
@@ -127,7 +125,7 @@ class Fast:
             return _sdpa(query_SHQD, key_SGLD, value_SGLD, None, how.scale, is_causal=True)
         penalty = sight.penalty(num_keys, how.window, query_SHQD.dtype)
         if num_queries == 1:
-            query_SGRD = _single_rows(query_SHQD, key_SGLD)
+            query_SGRD = single_rows(query_SHQD, key_SGLD)
             out_SGRD = _sdpa(query_SGRD, key_SGLD, value_SGLD, penalty, how.scale, is_causal=False)
             return out_SGRD.flatten(1, 2)[:, :, None]
         return _sdpa(query_SHQD, key_SGLD, value_SGLD, penalty, how.scale, is_causal=False)
@@ -136,7 +134,7 @@ class Fast:
         self, query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How
     ) -> Tensor:
         """Two softmaxes, over the prefix and over what follows, weighted by the sums of their exponentials."""
-        query_SGRD = _single_rows(query_SHQD, own.key_SGLD)
+        query_SGRD = single_rows(query_SHQD, own.key_SGLD)
         first, first_sum = _with_log_sum(shared.gathered(query_SGRD), prefix, how.scale)
         last_SGRD, last_sum_SGR1 = _with_log_sum(query_SGRD, own, how.scale)
         repeats = query_SGRD.shape[2]
@@ -185,12 +183,6 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 def _computes_in_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def _single_rows(query_SHQD: Tensor, key_SGLD: Tensor) -> Tensor:
-    """(S, G, R, D): of one query row a call, the heads that share keys become rows of one head, so that keys are read
-    once for all of them."""
-    return query_SHQD.unflatten(1, (key_SGLD.shape[1], -1)).squeeze(3)
 
 
 def _sdpa(

@@ -47,7 +47,7 @@ def row_exact_after_prefix(query_SHQD: Tensor, own: Seen, prefix: Seen, shared: 
     """The same bits for rows, one per call, that see a prefix before their own keys, where rows that share one meet it
     together. A prefix is a whole number of blocks, so blocks are the same and are added in the same order."""
     groups = own.key_SGLD.shape[1]
-    query_SGRD = query_SHQD.unflatten(1, (groups, -1)).squeeze(3)
+    query_SGRD = single_rows(query_SHQD, own.key_SGLD)
     seen_first = _scores(shared.gathered(query_SGRD).flatten(0, 1), prefix.key_SGLD.flatten(0, 1), how.scale)
     _hide(seen_first, prefix.sight.hidden(prefix.key_SGLD.shape[2], None), groups)
     seen_last = _scores(query_SGRD.flatten(0, 1), own.key_SGLD.flatten(0, 1), how.scale)
@@ -60,6 +60,12 @@ def row_exact_after_prefix(query_SHQD: Tensor, own: Seen, prefix: Seen, shared: 
     out_SGRD = shared.scattered(out.unflatten(0, (-1, groups)), repeats, missing=0.0)
     out = _weighted(last_SGRL.flatten(0, 1), own.value_SGLD.flatten(0, 1), before=out_SGRD.flatten(0, 1))
     return out.reshape(*query_SHQD.shape[:3], -1)
+
+
+def single_rows(query_SHQD: Tensor, key_SGLD: Tensor) -> Tensor:
+    """(S, G, R, D): of one query row a call, the heads that share keys become rows of one head, so that keys are read
+    once for all of them."""
+    return query_SHQD.unflatten(1, (key_SGLD.shape[1], -1)).squeeze(3)
 
 
 def _scores(query_CRD: Tensor, key_CLD: Tensor, scale: float) -> Tensor:

@@ -155,9 +155,8 @@ class CapturedDecoding:
         (part,) = step.parts
         assert isinstance(part, StackRows), "see _is_recordable"
         num_adapters, most = part.groups.rows_KM.shape
-        is_one = part.groups.is_one
-        shape = (1, num_rows) if is_one else (num_adapters, rounded_up(most))
-        return _Size(num_rows, num_keys, step.cache.version, part.stack.version, is_one, shape)
+        shape = (num_adapters, rounded_up(most))
+        return _Size(num_rows, num_keys, step.cache.version, part.stack.version, part.groups.is_one, shape)
 
     def _first(self, step: Step, size: _Size) -> Tensor:
         """Of its size: an ordinary pass, whose result counts, and when the size comes again, a recording for others."""
@@ -226,10 +225,8 @@ def _inputs(step: Step, size: _Size, device: torch.device) -> _Inputs:
 
 def _groups(size: _Size, device: torch.device) -> RowGroups:
     all_S = torch.arange(size.num_rows, device=device)
-    if size.has_one:
-        return RowGroups(
-            all_S[None], all_S, None, is_dense=True
-        )  # also the rows that fill up belong to it: nobody reads them
+    if size.has_one:  # also the rows that fill up belong to it: nobody reads them
+        return RowGroups(all_S[None], all_S, None, is_dense=True)
     return RowGroups(torch.zeros(size.rows_shape, dtype=torch.int64, device=device), all_S, all_S >= 0)
 
 

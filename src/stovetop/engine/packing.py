@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-MOST_SHARING = 8
+MOST_SHARING = 8  # times the tokens of a run, that its sequences may have in all
 RUN = 64  # tokens that are compared at a time
 MIN_SHARED_TOKENS = 8  # a shorter common prefix is not worth a segment of its own
 

@@ -120,7 +120,7 @@ class BatchRows:
 
     def of(self, name: str) -> Batched | None:
         found = [Rows(adapter).of(name) for adapter in self.adapters]
-        return None if found == [None] * len(found) else Batched(self.groups, found)
+        return Batched(self.groups, found) if any(own is not None for own in found) else None
 
 
 MOST_FILLING, ANY_FILLING = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case

@@ -178,15 +178,15 @@ class Sampler:
 
     def _let_in(self) -> None:
         """Starts samples while there is room, oldest request first, and draws the first token of each."""
-        first, count = len(self._running), 0
+        first = len(self._running)
         together = Counter[int]()
         for request in self._ready:
             together[id(request.prompt.cache)] += request.num_left
         while self._ready and self._start_next(together):
-            count += 1
-        if count == 0:
-            return
+            pass
         newcomers = self._running[first:]
+        if not newcomers:
+            return
         self._fill_slots(newcomers, first)
         last_hidden = [sequence.request.prompt.last_hidden_E for sequence in newcomers]
         hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])

@@ -104,7 +104,7 @@ class SharedPrefixes:
         prefix = self.find(source)
         if prefix is None:
             prefix = Prefix(weakref.ref(source), length)
-            self._cache.reserve(len(self._prefixes) + 1, max(length, *self._lengths, 0))
+            self._cache.reserve(len(self._prefixes) + 1, max([length, *self._lengths]))
             self._cache.copy_from(source, 0, [len(self._prefixes)], length)
             self._prefixes.append(prefix)
         prefix.num_users += 1
