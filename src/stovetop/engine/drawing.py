@@ -8,6 +8,7 @@ Shapes: `B` rows, `V` vocabulary, `R` runs of `W` tokens.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RUN = 128  # tokens
-CHUNK_BYTES = 16 * 2**20  # of logits that are worked on at one time, on a CPU: they stay in its cache
+CACHE_BYTES = 2 * 2**20  # a thread of a CPU, for the float32 logits that are worked on at one time: they stay in there
 
 
 class Drawn(NamedTuple):
@@ -23,12 +24,22 @@ class Drawn(NamedTuple):
     logprobs_B: Tensor  # at the row's temperature, before truncation
 
 
-def draw(logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Drawn:
+def draw(
+    outputs_BV: Tensor,
+    temperature_B: Tensor,
+    top_k_B: Tensor,
+    top_p_B: Tensor,
+    uniform_B: Tensor,
+    logits_of: Callable[[Tensor], Tensor] = lambda outputs: outputs,
+) -> Drawn:
     """Temperature 0 takes the most probable token, and reports its logprob at temperature 1. top_k -1 and top_p 1 are
-    off. `uniform_B` is float64 in [0, 1)."""
-    columns = (logits_BV, temperature_B, top_k_B, top_p_B, uniform_B)
-    size = max(1, CHUNK_BYTES // (4 * logits_BV.shape[1])) if logits_BV.device.type == "cpu" else len(logits_BV)
-    drawn = [_draw(*rows) for rows in zip(*(column.split(size) for column in columns), strict=True)]
+    off. `uniform_B` is float64 in [0, 1). `logits_of` makes logits of outputs, a few rows at a time."""
+    size = len(outputs_BV)
+    if outputs_BV.device.type == "cpu":
+        size = max(1, CACHE_BYTES * torch.get_num_threads() // (4 * outputs_BV.shape[1]))
+    columns = (outputs_BV, temperature_B, top_k_B, top_p_B, uniform_B)
+    chunks = zip(*(column.split(size) for column in columns), strict=True)
+    drawn = [_draw(logits_of(outputs), *rest) for outputs, *rest in chunks]
     return Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True)))
 
 

@@ -37,9 +37,20 @@ class Head:
 
     def logits(self, hidden_CE: Tensor) -> Tensor:
         """Logits (C, V) in at least float32."""
-        logits_CV = self.arithmetic.linear(hidden_CE, self.weight_VE, self.bias_V).to(_precision(hidden_CE))
+        return self.logits_of(self.outputs(hidden_CE))
+
+    def outputs(self, hidden_CE: Tensor) -> Tensor:
+        """(C, V) of the projection alone, in the dtype of the model where no adapter adds to it."""
+        outputs_CV = self.arithmetic.linear(hidden_CE, self.weight_VE, self.bias_V)
+        if self.low_ranks:
+            outputs_CV = outputs_CV.to(_precision(hidden_CE))
         for part in self.low_ranks:
-            part.add_to(logits_CV, hidden_CE, self.arithmetic)
+            part.add_to(outputs_CV, hidden_CE, self.arithmetic)
+        return outputs_CV
+
+    def logits_of(self, outputs_CV: Tensor) -> Tensor:
+        """From `outputs`, which it may overwrite. Any rows of them will do."""
+        logits_CV = outputs_CV.to(_precision(outputs_CV))
         if self.multiplier != 1.0:
             logits_CV *= self.multiplier
         if self.softcap is not None:

@@ -81,6 +81,7 @@ class Batched:
 
     groups: RowGroups
     adapters_K: Sequence[LowRank | None]  # None: it does not train this linear
+    _made: dict[torch.dtype, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def factors(self) -> list[Tensor]:
@@ -112,10 +113,13 @@ class Batched:
         return [gradient for pair in own for gradient in pair]
 
     def _side_by_side(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        own = [adapter for adapter in self.adapters_K if adapter is not None]
-        stacked = side_by_side(self.adapters_K, max(len(adapter.a_RI) for adapter in own), dtype)
-        assert stacked is not None, "somebody trains this linear"
-        return stacked
+        """Made on the way there, and kept for the way back."""
+        if dtype not in self._made:
+            rank = max(len(adapter.a_RI) for adapter in self.adapters_K if adapter is not None)
+            stacked = side_by_side(self.adapters_K, rank, dtype)
+            assert stacked is not None, "somebody trains this linear"
+            self._made[dtype] = stacked
+        return self._made[dtype]
 
 
 def side_by_side(adapters_K: Sequence[LowRank | None], rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

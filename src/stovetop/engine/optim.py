@@ -1,7 +1,7 @@
 # pyright: basic
-"""AdamW for one adapter (Loshchilov & Hutter 2019, arXiv:1711.05101) as a pure function: weights and moments go in,
-new ones come out. Nothing is changed in place: whoever holds the old weights keeps them, and a refused step costs
-nothing.
+"""AdamW for one adapter (Loshchilov & Hutter 2019, arXiv:1711.05101): weights and moments go in, new ones come out. The
+old weights stay as they are, for others may hold them; the moments, which belong to the optimizer alone, are used up. A
+refused step changes nothing.
 
     m' = b1·m + (1-b1)·g      v' = b2·v + (1-b2)·g²
     w' = w·(1 - lr·decay) - lr · (m'/(1-b1^t)) / (sqrt(v'/(1-b2^t)) + eps)
@@ -42,14 +42,15 @@ class Stepped(NamedTuple):
 
 
 def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamParams) -> Stepped:
-    """One step. `gradients` has a tensor for every weight."""
+    """One step. `gradients` has a tensor for every weight. The tensors of `moments` become those of the result."""
     grad_norm = global_norm(gradients.values())
     if not math.isfinite(grad_norm):
         return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
     clip = params.grad_clip_norm / grad_norm if 0 < params.grad_clip_norm < grad_norm else 1.0
     new = {name: weight.clone() for name, weight in weights.items()}
     mean, square = (
-        {name: _copy_or_zeros(old.get(name), new[name]) for name in new} for old in (moments.mean, moments.square)
+        {name: old[name] if name in old else torch.zeros_like(new[name]) for name in new}
+        for old in (moments.mean, moments.square)
     )
     library_adamw(
         list(new.values()),
@@ -76,11 +77,7 @@ def _steps(step: int, like: list[Tensor]) -> list[Tensor]:
     return list(torch.full((len(like),), float(step), device=like[0].device).unbind()) if like else []
 
 
-def _copy_or_zeros(old: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if old is None else old.clone()
-
-
 def global_norm(tensors: Iterable[Tensor]) -> float:
-    """Euclidean norm over all tensors, gathered in float64 in a fixed order."""
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
-    return sum(norm**2 for norm in torch.stack(norms).tolist()) ** 0.5 if norms else 0.0
+    """Euclidean norm over all tensors: of each row first, and of the rows in float64, in a fixed order."""
+    rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors]
+    return torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64).item() if rows else 0.0

@@ -259,15 +259,16 @@ class Sampler:
 
     def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> None:
         """Draws a token for each sequence from its hidden state; removes those that end with it."""
-        logits_SV = self._model.head(parts).logits(hidden_SE)
+        head = self._model.head(parts)
         params = [sequence.request.params for sequence in sequences]
-        column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=logits_SV.device)  # noqa: E731
+        column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=hidden_SE.device)  # noqa: E731
         drawn = draw(
-            logits_SV,
+            head.outputs(hidden_SE),
             column([p.temperature for p in params], torch.float32),
             column([p.top_k for p in params], torch.int64),
             column([p.top_p for p in params], torch.float32),
             column([sequence.uniform.random() for sequence in sequences], torch.float64),
+            head.logits_of,
         )
         for sequence, token, logprob in zip(sequences, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), strict=True):
             sequence.tokens.append(token)

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 
 class Adapter:
-    """One training client's adapter: weights, moments, and the gradients since the last step. All three are values that
-    are replaced, never changed in place."""
+    """One training client's adapter: weights, moments, and the gradients since the last step. The weights are a value
+    that is replaced, never changed in place, for samplers hold it too."""
 
     def __init__(self, weights: AdapterWeights, moments: Moments | None = None) -> None:
         self.weights = weights
@@ -294,7 +294,8 @@ def _gradients(loss: Tensor, leaves: Sequence[Tensors]) -> list[Tensors]:
 
 
 def _sum(old: Tensors | None, new: Tensors) -> Tensors:
-    return {name: old[name] + new[name] for name in new} if old else new
+    """Into the old ones, which nobody else holds."""
+    return {name: old[name].add_(new[name]) for name in new} if old else new
 
 
 def _total_loss(loss: Loss, data: Sequence[Datum], logprobs: list[Tensor]) -> Tensor:
