@@ -67,12 +67,16 @@ def test_a_stack_serves_any_sequence_of_batches_as_each_adapter_alone() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[3, 3, 3, 3, 3], [4, 2, 3, 4, 3]])
-def test_adapters_that_train_in_a_batched_product_get_the_gradients_that_each_gets_alone(lengths: list[int]) -> None:
-    """Of different rank, and one of them without this linear; with rows to fill up, and without."""
+@pytest.mark.parametrize("alike", [False, True])
+def test_adapters_that_train_in_a_batched_product_get_the_gradients_that_each_gets_alone(
+    lengths: list[int], alike: bool
+) -> None:
+    """Alike, or of different rank and one of them without this linear; with rows to fill up, and without."""
     generator = torch.Generator().manual_seed(0)
     linear, routing = torch.nn.Linear(6, 4, bias=False).double().requires_grad_(False), Routing()
     lora = LoraLinear(linear, "x", routing, Fast())
-    adapters = [adapter(1 + index % 3, generator, name="y" if index == 3 else "x") for index in range(5)]
+    ranks, elsewhere = ([2] * 5, None) if alike else ([1, 2, 3, 1, 2], 3)
+    adapters = [adapter(rank, generator, "y" if index == elsewhere else "x") for index, rank in enumerate(ranks)]
     for own in adapters:
         own.tensors.update({name: tensor.double().requires_grad_() for name, tensor in own.tensors.items()})
     leaves = [tensor for own in adapters for tensor in own.tensors.values()]
@@ -88,7 +92,7 @@ def test_adapters_that_train_in_a_batched_product_get_the_gradients_that_each_ge
         routing.parts = parts
         out_NO = lora(x_NI)
         gradients = torch.autograd.grad(out_NO, [x_NI, *leaves], d_out_NO, allow_unused=True)
-        assert [gradient is None for gradient in gradients] == [False] * 7 + [True] * 2 + [False] * 2
+        assert [index for index, gradient in enumerate(gradients) if gradient is None] == ([] if alike else [7, 8])
         found.append([out_NO, *(gradient for gradient in gradients if gradient is not None)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -104,13 +104,19 @@ class Batched:
         precise = self.factors[0].dtype
         x_KMI = self.groups.gathered(x_NI).to(precise)
         d_a_KRI = product(d_thin_KMR.to(precise).transpose(1, 2), x_KMI)
-        d_b_KOR = product(dy_KMO.to(precise).transpose(1, 2), thin_KMR.to(precise))
-        own = [  # tensors of their own: a view would keep those of all alive
-            (d_a_RI[: len(adapter.a_RI)].clone(), d_b_OR[:, : len(adapter.a_RI)] * adapter.scale)
+        d_b_KOR = product(dy_KMO.to(precise).transpose(1, 2), self._scaled(thin_KMR.to(precise)))
+        own = [
+            (d_a_RI[: len(adapter.a_RI)], d_b_OR[:, : len(adapter.a_RI)])
             for adapter, d_a_RI, d_b_OR in zip(self.adapters_K, d_a_KRI, d_b_KOR, strict=True)
             if adapter is not None
         ]
-        return [gradient for pair in own for gradient in pair]
+        return [gradient.clone() for pair in own for gradient in pair]  # a view would keep those of all alive
+
+    def _scaled(self, thin_KMR: Tensor) -> Tensor:
+        scales = [0.0 if adapter is None else adapter.scale for adapter in self.adapters_K]
+        if len(set(scales)) == 1:
+            return thin_KMR * scales[0]
+        return thin_KMR * torch.tensor(scales, dtype=thin_KMR.dtype, device=thin_KMR.device)[:, None, None]
 
     def _side_by_side(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Made on the way there, and kept for the way back."""
@@ -128,8 +134,10 @@ def side_by_side(adapters_K: Sequence[LowRank | None], rank: int, dtype: torch.d
     some = next((adapter for adapter in adapters_K if adapter is not None), None)
     if some is None:
         return None
-    a_KRI = some.a_RI.new_zeros(len(adapters_K), rank, some.a_RI.shape[1], dtype=dtype)
-    b_KOR = some.b_OR.new_zeros(len(adapters_K), len(some.b_OR), rank, dtype=dtype)
+    is_full = all(adapter is not None and len(adapter.a_RI) == rank for adapter in adapters_K)
+    made = torch.empty if is_full else torch.zeros
+    a_KRI = made(len(adapters_K), rank, some.a_RI.shape[1], dtype=dtype, device=some.a_RI.device)
+    b_KOR = made(len(adapters_K), len(some.b_OR), rank, dtype=dtype, device=some.b_OR.device)
     for adapter, a_RI, b_OR in zip(adapters_K, a_KRI, b_KOR, strict=True):
         if adapter is not None:
             put(adapter, a_RI, b_OR)
@@ -137,10 +145,13 @@ def side_by_side(adapters_K: Sequence[LowRank | None], rank: int, dtype: torch.d
 
 
 def put(adapter: LowRank, a_RI: Tensor, b_OR: Tensor) -> None:
-    """Factors into zeros, which may have another dtype and a larger rank; the scale into the second."""
+    """Factors into room for them, which may have another dtype and a larger rank; the scale into the second."""
     rank = len(adapter.a_RI)
     a_RI[:rank].copy_(adapter.a_RI.detach())
-    torch.mul(adapter.b_OR.detach(), adapter.scale, out=b_OR[:, :rank])
+    if adapter.scale == 1:
+        b_OR[:, :rank].copy_(adapter.b_OR.detach())
+    else:
+        torch.mul(adapter.b_OR.detach(), adapter.scale, out=b_OR[:, :rank])
 
 
 Part = LowRank | Stacked | Batched
