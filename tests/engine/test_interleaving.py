@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import tiny
-from stovetop.engine import ops
+from stovetop.engine import ops, sampler
 from stovetop.engine.engine import Engine
 from stovetop.engine.model import BaseModel, adopt
 from stovetop.engine.routing import Stack
@@ -217,6 +217,32 @@ def test_who_joins_a_running_batch_costs_only_the_copy_of_his_own_adapter(
     assert len(copies) == 2
     while not engine.idle:
         engine.step()
+
+
+def test_samples_of_many_adapters_in_any_order_are_those_of_each_alone(
+    fast: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that are shared and prompts that are not; as many rows of each adapter, which a pass has side by side,
+    and, once the shorter samples have left, not as many."""
+    engine, orders = Engine(fast), []
+    original = sampler.decoded
+    monkeypatch.setattr(sampler, "decoded", lambda model, step: (orders.append(step.slots_S), original(model, step))[1])
+    adapters = [tiny.trained_adapter(engine, seed, rank=4).weights for seed in range(4)]
+    prompts = [ModelInput.from_ints(tiny.tokens(length, length)) for length in (70, 9)]
+    asked = [
+        ops.Sample(weights, prompt, 2, SamplingParams(5 + index + 4 * number, 0, [], 0.0), False, 0)
+        for number, prompt in enumerate(prompts)
+        for index, weights in enumerate(adapters)
+    ]
+    tickets = [engine.submit(op) for op in asked]
+    together = {}
+    while not engine.idle:
+        together |= {done.ticket: done.result for done in engine.step()}
+    assert {order is None for order in orders} == {True, False}
+    for ticket, op in zip(tickets, asked, strict=True):
+        for ours, alone in zip(together[ticket].sequences, tiny.run(engine, op).sequences, strict=True):
+            assert ours.tokens == alone.tokens
+            assert ours.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
 
 
 # ---- what runs with what ---------------------------------------------------------------------------------------------

@@ -10,7 +10,17 @@ from stovetop.engine.arithmetic import Fast
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.lora_linear import LoraLinear
 from stovetop.engine.packing import Segment
-from stovetop.engine.routing import BatchRows, Routing, Rows, Stack, batched_rows, rows_by_owner, stacked_rows
+from stovetop.engine.routing import (
+    BatchRows,
+    Routing,
+    Rows,
+    Stack,
+    StackRows,
+    batched_rows,
+    prompt_rows,
+    rows_by_owner,
+    stacked_rows,
+)
 from stovetop.types import LoraConfig
 
 
@@ -126,3 +136,28 @@ def test_a_stack_is_refused_where_it_would_be_mostly_filling() -> None:
     first, *others = (adapter(2, generator) for _ in range(8))
     owners = [*[first] * 93, *others]
     assert stacked_rows(owners, [Segment(row, 1) for row in range(100)], cpu, Stack(torch.float32)) is None
+
+
+def test_in_the_order_of_the_stack_as_many_rows_of_each_adapter_need_no_gathering() -> None:
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    stack, adapters = Stack(torch.float32), [adapter(2, generator) for _ in range(5)]
+    segments = [Segment(row, 1) for row in range(8)]
+    for present in (adapters[:4], adapters[1:]):  # the last takes the slot of the first
+        owners = present * 2
+        unordered = stacked_rows(owners, segments, cpu, stack)
+        ordered = stacked_rows([owners[index] for index in stack.in_order(owners)], segments, cpu, stack)
+        assert unordered is not None
+        assert ordered is not None
+        assert (unordered.groups.is_dense, ordered.groups.is_dense) == (False, True)
+
+
+def test_prompts_take_factors_from_the_stack_where_most_of_it_has_rows() -> None:
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    adapters = [adapter(2, generator) for _ in range(16)]
+    segments, stack = [Segment(3 * index, 3) for index in range(8)], Stack(torch.float32)
+    (part,) = prompt_rows(adapters[:8], segments, cpu, stack, running=[])
+    assert isinstance(part, StackRows)
+    assert stack.num_slots == 8
+    assert isinstance(prompt_rows(adapters[8:], segments, cpu, stack, running=adapters[:8])[0], BatchRows)
+    assert stack.slots_of(adapters[:8]) == list(range(8)), "those who run keep their places"
+    assert isinstance(prompt_rows(adapters[:3], segments[:3], cpu, stack, running=adapters[:8])[0], Rows)

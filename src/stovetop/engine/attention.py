@@ -212,29 +212,38 @@ class PieceAttention:
 
 
 class CachedAttention:
-    """One new token in each of the first `S` slots: its key and value enter the cache at `positions_S`, which are below
-    `num_keys`; its query sees the slot, and before it the prefix that the slot goes on from."""
+    """One new token in each of the first `S` slots: its key and value enter the cache at `places_S`, which are below
+    `num_keys`; its query sees the slot, and before it the prefix that the slot goes on from. Row i belongs to slot i,
+    or to slot `slots_S[i]`; `prefixes` go by slot."""
 
     def __init__(
         self,
         cache: KVCache,
         arithmetic: Arithmetic,
-        positions_S: Tensor,
+        places_S: Tensor,
         num_keys: int,
         prefixes: PrefixPass | None = None,
+        slots_S: Tensor | None = None,
     ) -> None:
         self._arithmetic = arithmetic
         self._cache = cache
-        self._positions_S = positions_S
+        self._places_S = places_S
         self._prefixes = prefixes
-        self._sight = Sight(positions_S[:, None])
-        self._slots_S = torch.arange(len(positions_S), device=positions_S.device)
+        self._rows_S = None if slots_S is None else slots_S.argsort()  # of the slots
+        self._slots_S = torch.arange(len(places_S), device=places_S.device) if slots_S is None else slots_S
+        self._sight = Sight((places_S if self._rows_S is None else places_S[self._rows_S])[:, None])
         self._num_keys = num_keys + -num_keys % max(arithmetic.key_multiple, KEY_MULTIPLE)
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        self._cache.write(layer, self._slots_S, self._positions_S, key_GND, value_GND)
+        self._cache.write(layer, self._slots_S, self._places_S, key_GND, value_GND)
+        query_SHD = query_HND.transpose(0, 1)
+        if self._rows_S is None:
+            return self._by_slot(layer, query_SHD, how)
+        return self._by_slot(layer, query_SHD.index_select(0, self._rows_S), how).index_select(0, self._slots_S)
+
+    def _by_slot(self, layer: int, query_SHD: Tensor, how: How) -> Tensor:
         own = Seen(*self._cache.read(layer, len(self._slots_S), self._num_keys), self._sight)
-        query_SHQD = query_HND.transpose(0, 1)[:, :, None]
+        query_SHQD = query_SHD[:, :, None]
         if self._prefixes is None:
             return self._arithmetic.attention(query_SHQD, own, how)[:, :, 0]
         prefix, shared = self._prefixes.read(layer), self._prefixes.shared

@@ -21,14 +21,15 @@ if TYPE_CHECKING:  # a model is decoded when it is loaded, to see whether it can
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a pass is made of. Row i belongs to slot i."""
+    """What a pass is made of, by row."""
 
     cache: KVCache
     tokens_S: list[int]
     positions_S: list[int]  # of these tokens in their sequences
     places_S: list[int]  # in their slots, which hold less than the sequence where a prefix is shared
     parts: Parts = ()
-    prefixes: PrefixPass | None = None
+    prefixes: PrefixPass | None = None  # by slot
+    slots_S: list[int] | None = None  # None: row i belongs to slot i
 
     @property
     def num_keys(self) -> int:
@@ -39,7 +40,8 @@ class Step:
 def decoded(model: "BaseModel", step: Step) -> Tensor:
     """(S, E). The tokens' keys and values are in the cache after it."""
     step.cache.reserve(len(step.tokens_S), step.num_keys)
-    places_S = torch.tensor(step.places_S, device=model.device)
-    plan = CachedAttention(step.cache, model.arithmetic, places_S, step.num_keys, step.prefixes)
-    tokens_S, positions_S = (torch.tensor(values, device=model.device) for values in (step.tokens_S, step.positions_S))
-    return model.hidden_states_of(tokens_S, positions_S, plan, step.parts)
+    on_device = lambda values: torch.tensor(values, device=model.device)  # noqa: E731
+    slots_S = None if step.slots_S is None else on_device(step.slots_S)
+    places_S = on_device(step.places_S)
+    plan = CachedAttention(step.cache, model.arithmetic, places_S, step.num_keys, step.prefixes, slots_S)
+    return model.hidden_states_of(on_device(step.tokens_S), on_device(step.positions_S), plan, step.parts)

@@ -28,7 +28,7 @@ from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
 from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length
-from stovetop.engine.routing import Rows, batched_rows, rows_by_owner
+from stovetop.engine.routing import Rows, Stack, prompt_rows, rows_by_owner
 
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 PIECE_TOKENS = 512
@@ -79,8 +79,10 @@ class Prompt:
 class Prompts:
     """All prompts that are not yet computed, and those that may be used again."""
 
-    def __init__(self, model: BaseModel) -> None:
+    def __init__(self, model: BaseModel, stack: Stack) -> None:
+        """`stack` is that of the adapters that run."""
         self._model = model
+        self._stack = stack
         self._waiting: deque[Prompt] = deque()
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by number, the last used at the end
         self._number = 0
@@ -104,25 +106,26 @@ class Prompts:
         self._kept.clear()
         return tickets
 
-    def step(self, num_held: int) -> list[Prompt]:
+    def step(self, num_held: int, running: Sequence[AdapterWeights] = ()) -> list[Prompt]:
         """Computes a piece of as many prompts as fit; the ones that are done with it. `num_held` are tokens of earlier
-        ones that wait to be continued."""
+        ones that wait to be continued, `running` the adapters that keep their places in the stack."""
         everybody = list(self._waiting)
         try:
-            return self._step(num_held)
+            return self._step(num_held, running)
         except BaseException:
             self._waiting = deque(everybody)  # nobody is lost: see `drop_all`
             raise
 
-    def _step(self, num_held: int) -> list[Prompt]:
+    def _step(self, num_held: int, running: Sequence[AdapterWeights]) -> list[Prompt]:
         done, taken = self._known(), self._taken(num_held)
         turns: list[_Turn] = []
         first_row = 0
-        for prompt, length in sorted(taken, key=lambda item: id(item[0].weights)):  # those of one adapter side by side
+        for index in self._stack.in_order([prompt.weights for prompt, _ in taken]):
+            prompt, length = taken[index]
             turns.append(_Turn(prompt, Piece(prompt.cache, prompt.num_computed, length, first_row)))
             first_row += length
         if turns:
-            self._compute(turns)
+            self._compute(turns, running)
         # behind those that had no turn
         self._waiting.extend(prompt for prompt, _ in taken if not prompt.is_computed)
         for prompt in [prompt for prompt, _ in taken if prompt.is_computed]:
@@ -153,13 +156,16 @@ class Prompts:
         self._waiting.extendleft(reversed(put_off))
         return taken
 
-    def _compute(self, turns: "list[_Turn]") -> None:
+    def _compute(self, turns: "list[_Turn]", running: Sequence[AdapterWeights]) -> None:
         """One pass over all pieces: their keys and values enter the caches, their last rows are remembered."""
         pieces = [turn.piece for turn in turns]
         packed = pack_of_pieces(pieces, [turn.tokens for turn in turns])
         plan = PieceAttention(pieces, self._model.arithmetic, self._model.device)
-        rows_of = batched_rows if self._model.arithmetic.can_stack else rows_by_owner
-        parts = rows_of([turn.prompt.weights for turn in turns], packed.segments, self._model.device)
+        owners, device = [turn.prompt.weights for turn in turns], self._model.device
+        if self._model.arithmetic.can_stack:
+            parts = prompt_rows(owners, packed.segments, device, self._stack, running)
+        else:
+            parts = rows_by_owner(owners, packed.segments, device)
         hidden_NE = self._model.hidden_states(packed, plan, parts)
         for turn in turns:
             hidden_TE = hidden_NE[turn.piece.rows]

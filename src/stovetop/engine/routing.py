@@ -46,22 +46,32 @@ class Stack:
     def num_slots(self) -> int:
         return len(self._slots)
 
+    def num_slots_with(self, adapters: Sequence[AdapterWeights]) -> int:
+        """How many slots there are once these are taken in."""
+        return self.num_slots if self._can_take(adapters) else 1 << (len(adapters) - 1).bit_length()
+
     def slots_of(self, adapters: Sequence[AdapterWeights]) -> list[int]:
         """Where each of these is; all others have left."""
+        if not self._can_take(adapters):
+            self._start_over(adapters)
         wanted = set(map(id, adapters))
         self._slots = [own if id(own) in wanted else None for own in self._slots]
         known = set(map(id, self._slots))
-        newcomers = [adapter for adapter in adapters if id(adapter) not in known]
-        free = [slot for slot, own in enumerate(self._slots) if own is None]
-        rank = max(adapter.config.rank for adapter in adapters)
-        if len(newcomers) > len(free) or rank > self._rank or 4 * len(adapters) <= self.num_slots:
-            self._start_over(adapters, rank)
-        else:
-            for slot, adapter in zip(free, newcomers, strict=False):
+        free = (slot for slot, own in enumerate(self._slots) if own is None)
+        for adapter in adapters:
+            if id(adapter) not in known:
+                slot = next(free)
                 self._slots[slot] = adapter
                 self._fill(slot, adapter)
         places = {id(own): slot for slot, own in enumerate(self._slots)}
         return [places[id(adapter)] for adapter in adapters]
+
+    def in_order(self, owners: Sequence[AdapterWeights | None]) -> list[int]:
+        """Indices of `owners`, those of one adapter side by side, adapters in the order of their slots; then others."""
+        places = {id(own): slot for slot, own in enumerate(self._slots) if own is not None}
+        for owner in owners:
+            places.setdefault(id(owner), self.num_slots + len(places))
+        return sorted(range(len(owners)), key=lambda index: places[id(owners[index])])
 
     def factors(self, name: str, num_rows: int) -> tuple[Tensor, Tensor] | None:
         """(K, R, I) and (K, O, R), the second with the scales in it; None where no adapter trains this linear."""
@@ -77,10 +87,15 @@ class Stack:
         self._slots, self._rank, self._factors = [], 0, {}
         self.version += 1
 
-    def _start_over(self, adapters: Sequence[AdapterWeights], rank: int) -> None:
-        num_slots = 1 << (len(adapters) - 1).bit_length()
+    def _can_take(self, adapters: Sequence[AdapterWeights]) -> bool:
+        """Whether there is room for these, in number and rank, and not far too much."""
+        fits = all(adapter.config.rank <= self._rank for adapter in adapters)
+        return fits and len(adapters) <= self.num_slots < 4 * len(adapters)
+
+    def _start_over(self, adapters: Sequence[AdapterWeights]) -> None:
+        num_slots = self.num_slots_with(adapters)
         self._slots = [*adapters, *[None] * (num_slots - len(adapters))]
-        self._rank, self._factors = rank, {}
+        self._rank, self._factors = max(adapter.config.rank for adapter in adapters), {}
         self.version += 1
 
     def _fill(self, slot: int, adapter: AdapterWeights) -> None:
@@ -173,11 +188,34 @@ def stacked_rows(
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
     if not grouped or (_filling(grouped) > MOST_FILLING and len(grouped) * _most(grouped) > ANY_FILLING):
         return None
-    slots = stack.slots_of([w for w, _ in grouped])
+    return _in_stack(grouped, stack.slots_of([w for w, _ in grouped]), segments, device, stack)
+
+
+def _in_stack(
+    grouped: "_Grouped", slots: Sequence[int], segments: Sequence[Segment], device: torch.device, stack: Stack
+) -> StackRows:
     rows_K: list[list[int]] = [[] for _ in range(stack.num_slots)]
-    for slot, (_, rows) in zip(slots, grouped, strict=True):
+    for slot, (_, rows) in zip(slots, grouped, strict=False):
         rows_K[slot] = rows
     return StackRows(stack, row_groups(rows_K, sum(segment.length for segment in segments), device))
+
+
+def prompt_rows(
+    owners: Sequence[AdapterWeights | None],
+    segments: Sequence[Segment],
+    device: torch.device,
+    stack: Stack,
+    running: Sequence[AdapterWeights],
+) -> Parts:
+    """The same for prompts: from the stack of those that are `running` beside them, which takes in the adapters that
+    are about to join, where most of it has rows."""
+    grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
+    everybody = list({id(w): w for w in [*(w for w, _ in grouped), *running]}.values())
+    num_slots = stack.num_slots_with(everybody)
+    num_rows = sum(len(rows) for _, rows in grouped)
+    if len(grouped) < MIN_BATCHED or num_slots * _most(grouped) > MOST_BATCH_FILLING * num_rows:
+        return batched_rows(owners, segments, device)
+    return [_in_stack(grouped, stack.slots_of(everybody), segments, device, stack)]
 
 
 def batched_rows(owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device) -> Parts:

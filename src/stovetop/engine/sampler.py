@@ -102,14 +102,14 @@ class Sampler:
             recorder = CudaGraphs(model.device)
         self._model = model
         self._captured = None if recorder is None else CapturedDecoding(model, recorder)
-        self._prompts = Prompts(model)
+        self._stack = Stack(model.weight_VE.dtype)
+        self._prompts = Prompts(model, self._stack)
         most = MAX_CACHED_TOKENS + MAX_RUNNING * BLOCK  # slots are rounded up to whole blocks
         self._cache = KVCache(model.num_layers, most, doubling=recorder is not None)
         self._prefixes = SharedPrefixes(model.num_layers, MAX_CACHED_TOKENS)
         self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
         self._running: list[_Running] = []  # in the order of their slots
         self._finished: list[Finished] = []  # in this step
-        self._stack = Stack(model.weight_VE.dtype)
 
     def add(self, ticket: Ticket) -> None:
         self._prompts.add(ticket)
@@ -123,7 +123,8 @@ class Sampler:
         if self._running:
             self._draw_next()
         held = {id(request.prompt.cache): len(request.prompt.tokens) for request in self._ready}
-        for prompt in self._prompts.step(sum(held.values())):
+        running = [w for sequence in self._running if (w := sequence.request.prompt.weights) is not None]
+        for prompt in self._prompts.step(sum(held.values()), running):
             self._finished += self._computed(prompt)
         self._let_in()
         if not self._running and not self._keeps_cache:
@@ -245,17 +246,28 @@ class Sampler:
 
     def _draw_next(self) -> None:
         """One pass over the running sequences: each one's last token goes in, its next is drawn."""
-        sequences = list(self._running)
+        slots = self._in_order()
+        sequences = [self._running[slot] for slot in slots]
         step = Step(
             self._cache,
             [sequence.tokens[-1] for sequence in sequences],
             [sequence.position for sequence in sequences],
             [sequence.position - sequence.start for sequence in sequences],
             self._parts(sequences),
-            self._prefixes.of([sequence.prefix for sequence in sequences], self._model.device),
+            self._prefixes.of([sequence.prefix for sequence in self._running], self._model.device),
+            None if slots == sorted(slots) else slots,
         )
         hidden_SE = decoded(self._model, step) if self._captured is None else self._captured(step)
         self._extend(sequences, hidden_SE, step.parts)
+
+    def _in_order(self) -> list[int]:
+        """The slots, in the order in which a pass has their rows: rows of one adapter side by side, where a batched
+        product then need not gather them."""
+        owners, _ = _one_row_each(self._running)
+        num_rows = Counter(map(id, owners)).values()
+        if self._records or not self._model.arithmetic.can_stack or len(set(num_rows)) > 1:
+            return list(range(len(owners)))
+        return self._stack.in_order(owners)
 
     def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> None:
         """Draws a token for each sequence from its hidden state; removes those that end with it."""
