@@ -3,9 +3,10 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
-from stovetop.engine.arithmetic import Arithmetic
+from stovetop.engine.arithmetic import Arithmetic, Frozen
 from stovetop.engine.lora import Target
 from stovetop.engine.low_rank import adapted_linear
 from stovetop.engine.routing import Routing
@@ -19,11 +20,15 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.arithmetic = arithmetic
         self.base = base
+        self.frozen = Frozen(base.weight, base.bias)  # found faster than through the module, 210 times a token
         self.name = name
         self.routing = routing
 
     def forward(self, x: Tensor) -> Tensor:
-        return adapted_linear(x, self.base.weight, self.base.bias, self.routing.of(self.name), self.arithmetic)
+        parts = self.routing.of(self.name)
+        if not parts and not torch.is_grad_enabled():
+            return self.arithmetic.linear(x, *self.frozen)
+        return adapted_linear(x, *self.frozen, parts, self.arithmetic)
 
 
 def find_targets(trunk: nn.Module, prefix: str) -> Mapping[str, nn.Linear]:

@@ -84,9 +84,8 @@ class BaseModel:
         groups: dict[tuple[object, ...], list[Frozen]] = {}
         for module in self.trunk.modules():
             if isinstance(module, LoraLinear):
-                weight_OI, bias_O = module.base.weight, module.base.bias
-                key = (input_of(module.name), weight_OI.shape[1], bias_O is None)
-                groups.setdefault(key, []).append(Frozen(weight_OI, bias_O))
+                key = (input_of(module.name), module.frozen.weight_OI.shape[1], module.frozen.bias_O is None)
+                groups.setdefault(key, []).append(module.frozen)
         return [*groups.values(), [Frozen(self.weight_VE, self.bias_V)]]
 
     def needs_recompute(self, max_tokens_per_pass: int) -> bool:
