@@ -60,9 +60,12 @@ def open_service(
         import torch
 
         from stovetop.engine.engine import Engine
+        from stovetop.engine.host_memory import keep_freed_memory
         from stovetop.engine.model import load_model
         from stovetop.engine.threads import fastest_threads
 
+        if device == "cpu":
+            keep_freed_memory()
         if threads == "probe":
             log.info("computing with %d threads", fastest_threads())
         elif threads is not None:
