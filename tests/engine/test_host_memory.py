@@ -36,12 +36,6 @@ def test_the_next_pass_finds_the_memory_of_the_last() -> None:
     assert faults["yes"] < pages / 20
 
 
-@needs_glibc
-def test_settings_of_the_environment_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert not keep_freed_memory()
-
-
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert not keep_freed_memory()

@@ -3,7 +3,6 @@ back to the system in between costs a fault, and is filled with zeros, when it r
 """
 
 import ctypes
-import os
 import platform
 
 # mallopt(3) of the GNU C library
@@ -13,9 +12,8 @@ OWN_BYTES = 32 * 2**20  # larger blocks, the most that the library allows here, 
 
 
 def keep_freed_memory() -> bool:
-    """Whether the C library was told to. It is left alone where it is another one, and where the environment has
-    settings of its own for it (MALLOC_...)."""
-    if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
+    """Whether the C library was told to; another than GNU's is left alone."""
+    if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(M_TRIM_THRESHOLD, KEPT_BYTES) and mallopt(M_MMAP_THRESHOLD, OWN_BYTES))

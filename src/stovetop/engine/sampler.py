@@ -264,8 +264,8 @@ class Sampler:
         """The slots, in the order in which a pass has their rows: rows of one adapter side by side, where a batched
         product then need not gather them."""
         owners, _ = _one_row_each(self._running)
-        num_rows = Counter(map(id, owners)).values()
-        if self._records or not self._model.arithmetic.can_stack or len(set(num_rows)) > 1:
+        num_rows = set(Counter(map(id, owners)).values())
+        if self._records or not self._model.arithmetic.can_stack or None in owners or len(num_rows) > 1:
             return list(range(len(owners)))
         return self._stack.in_order(owners)
 
