@@ -1,6 +1,7 @@
 """Each adapter acts on its own rows only, by itself or in a stack."""
 
 import random
+import weakref
 from itertools import accumulate
 
 import pytest
@@ -149,6 +150,20 @@ def test_in_the_order_of_the_stack_as_many_rows_of_each_adapter_need_no_gatherin
         assert unordered is not None
         assert ordered is not None
         assert (unordered.groups.is_dense, ordered.groups.is_dense) == (False, True)
+
+
+def test_a_stack_keeps_nobody_alive_and_who_comes_back_finds_his_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, copied = torch.Generator().manual_seed(0), []
+    stack, adapters = Stack(torch.float32), [adapter(2, generator) for _ in range(6)]
+    assert stack.slots_of(adapters[:4]) == [0, 1, 2, 3]
+    monkeypatch.setattr(Stack, "_fill", lambda _, slot, __: copied.append(slot))
+    assert stack.slots_of(adapters[:2]) == [0, 1]
+    assert stack.slots_of(adapters[:4]) == [0, 1, 2, 3]
+    assert copied == []
+    gone = weakref.ref(adapters.pop(2))
+    assert gone() is None
+    assert stack.slots_of([adapters[0], adapters[1], adapters[3]]) == [0, 1, 2], "nobody can come back to slot 2"
+    assert copied == [2]
 
 
 def test_prompts_take_factors_from_the_stack_where_most_of_it_has_rows() -> None:

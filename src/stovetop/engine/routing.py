@@ -5,6 +5,7 @@ the stack in which many of them sample together.
 Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank, `K` adapters, `M` rows of one of them.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,11 +34,12 @@ class Rows:
 class Stack:
     """The factors of the adapters that run together, side by side in slots: copies in the dtypes in which the products
     run, made of each linear when it first asks. Ranks below the largest are filled up with zeros, which add nothing.
-    Newcomers take the slots of those that left, so a batch that changes does not copy everybody again."""
+    Newcomers take the slots of those that left, so a batch that changes does not copy everybody again; until then, who
+    left may come back."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._slots: list[AdapterWeights | None] = []
+        self._slots: list[weakref.ref[AdapterWeights] | None] = []
         self._rank = 0
         self._factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor] | None] = {}
         self.version = 1  # grows when factors come or move
@@ -51,27 +53,31 @@ class Stack:
         return self.num_slots if self._can_take(adapters) else 1 << (len(adapters) - 1).bit_length()
 
     def slots_of(self, adapters: Sequence[AdapterWeights]) -> list[int]:
-        """Where each of these is; all others have left."""
+        """Where each of these is, now or from now on."""
         if not self._can_take(adapters):
             self._start_over(adapters)
-        wanted = set(map(id, adapters))
-        self._slots = [own if id(own) in wanted else None for own in self._slots]
-        known = set(map(id, self._slots))
-        free = (slot for slot, own in enumerate(self._slots) if own is None)
-        for adapter in adapters:
-            if id(adapter) not in known:
-                slot = next(free)
-                self._slots[slot] = adapter
-                self._fill(slot, adapter)
-        places = {id(own): slot for slot, own in enumerate(self._slots)}
+        places, wanted = self._places(), set(map(id, adapters))
+        taken = {slot for own, slot in places.items() if own in wanted}
+        free = [slot for slot in range(self.num_slots) if slot not in taken]
+        free.sort(key=lambda slot: slot in places.values())  # first those that nobody can come back to
+        newcomers = [adapter for adapter in adapters if id(adapter) not in places]
+        for slot, adapter in zip(free, newcomers, strict=False):
+            self._slots[slot] = weakref.ref(adapter)
+            self._fill(slot, adapter)
+            places[id(adapter)] = slot
         return [places[id(adapter)] for adapter in adapters]
 
     def in_order(self, owners: Sequence[AdapterWeights | None]) -> list[int]:
         """Indices of `owners`, those of one adapter side by side, adapters in the order of their slots; then others."""
-        places = {id(own): slot for slot, own in enumerate(self._slots) if own is not None}
+        places = self._places()
         for owner in owners:
             places.setdefault(id(owner), self.num_slots + len(places))
         return sorted(range(len(owners)), key=lambda index: places[id(owners[index])])
+
+    def _places(self) -> dict[int, int]:
+        """The slots of those that are alive, by id."""
+        owners = [None if own is None else own() for own in self._slots]
+        return {id(owner): slot for slot, owner in enumerate(owners) if owner is not None}
 
     def factors(self, name: str, num_rows: int) -> tuple[Tensor, Tensor] | None:
         """(K, R, I) and (K, O, R), the second with the scales in it; None where no adapter trains this linear."""
@@ -94,7 +100,7 @@ class Stack:
 
     def _start_over(self, adapters: Sequence[AdapterWeights]) -> None:
         num_slots = self.num_slots_with(adapters)
-        self._slots = [*adapters, *[None] * (num_slots - len(adapters))]
+        self._slots = [*map(weakref.ref, adapters), *[None] * (num_slots - len(adapters))]
         self._rank, self._factors = max(adapter.config.rank for adapter in adapters), {}
         self.version += 1
 
@@ -110,7 +116,8 @@ class Stack:
                 self.version += 1
 
     def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        found = [None if adapter is None else Rows(adapter).of(name) for adapter in self._slots]
+        owners = [None if own is None else own() for own in self._slots]
+        found = [None if owner is None else Rows(owner).of(name) for owner in owners]
         return side_by_side(found, self._rank, dtype)
 
 
