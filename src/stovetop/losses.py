@@ -186,7 +186,10 @@ def check_model_input(model_input: ModelInput, limits: ModelLimits, *, what: str
     if length == 0:
         raise InvalidRequest(f"{what} is empty; it needs at least one token")
     if length > limits.context_length:
-        raise InvalidRequest(f"{what} has {length} tokens; the context of {limits.name} is {limits.context_length}")
+        raise InvalidRequest(
+            f"{what} has {length} tokens; the context of {limits.name} is {limits.context_length}: "
+            f"leave out {length - limits.context_length}"
+        )
     check_token_ids(np.asarray(model_input.to_ints()), limits, what=what)
 
 
@@ -195,7 +198,7 @@ def check_token_ids(tokens: np.ndarray, limits: ModelLimits, *, what: str) -> No
     if bad.size:
         raise InvalidRequest(
             f"{what}: token id {int(tokens.flat[bad[0]])} at position {int(bad[0])} is outside the vocabulary of "
-            f"{limits.name}, 0..{limits.vocab_size - 1}"
+            f"{limits.name}, 0..{limits.vocab_size - 1}; make ids with that model's tokenizer"
         )
 
 

@@ -415,9 +415,10 @@ def _completed(params: SamplingParams, prompt: ModelInput, context_length: int, 
     room = context_length - prompt.length
     max_tokens = room if params.max_tokens is None else params.max_tokens
     if max_tokens > room or room == 0:
+        remedy = f"lower max_tokens to {room}" if room else "shorten the prompt"
         raise InvalidRequest(
             f"sample: the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}; together they "
-            f"exceed the context of {model}, {context_length}"
+            f"exceed the context of {model}, {context_length}; {remedy}"
         )
     seed = secrets.randbits(63) if params.seed is None else params.seed
     return replace(params, max_tokens=max_tokens, seed=seed)

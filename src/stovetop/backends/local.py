@@ -48,9 +48,11 @@ def open_service(
     max_adapter_bytes      that adapters and their optimizers may take before idle ones are moved out of the way: to
                            files in `storage`, or from a GPU to the memory of the host. None: half of what is free
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
+
+    On a CPU the GNU C library is told to keep freed memory, up to 1 GiB, for the next pass. This too is the process's.
     """
     if max_tokens_per_pass < 1:
-        raise InvalidRequest(f"max_tokens_per_pass must be positive: {max_tokens_per_pass}")
+        raise InvalidRequest(f"max_tokens_per_pass must be positive (4096 if left out): {max_tokens_per_pass}")
     if max_adapter_bytes is not None and max_adapter_bytes < 0:
         raise InvalidRequest(
             f"max_adapter_bytes must not be negative; leave it out for half of what is free: {max_adapter_bytes}"
