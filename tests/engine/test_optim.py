@@ -53,6 +53,13 @@ def test_a_gradient_that_is_not_finite_is_refused_and_nothing_moves(bad: float) 
         assert all(torch.equal(found[name], given[name]) for name in given)
 
 
+def test_a_gradient_whose_squares_are_beyond_float32_is_clipped_and_not_refused() -> None:
+    weights, gradients = made(0), {name: gradient * 1e25 for name, gradient in made(1).items()}
+    stepped = adamw(weights, gradients, Moments(), AdamParams(grad_clip_norm=1.0))
+    assert not stepped.skipped
+    assert stepped.grad_norm == pytest.approx(1e25 * global_norm(made(1).values()))
+
+
 def test_clipping_bounds_the_global_norm() -> None:
     weights, gradients = made(0), made(1)
     norm = global_norm(gradients.values())

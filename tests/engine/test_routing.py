@@ -166,6 +166,20 @@ def test_a_stack_keeps_nobody_alive_and_who_comes_back_finds_his_slot(monkeypatc
     assert copied == [2]
 
 
+def test_a_linear_that_is_asked_for_late_is_read_from_those_in_use_only() -> None:
+    """The tensors of who left may have been moved to other memory."""
+    generator = torch.Generator().manual_seed(0)
+    stack, adapters = Stack(torch.float32), [adapter(2, generator) for _ in range(4)]
+    stack.slots_of(adapters)
+    assert stack.slots_of(adapters[1:]) == [1, 2, 3]
+    adapters[0].tensors.clear()
+    adapters[0].tensors.update({name: tensor.to("meta") for name, tensor in adapter(2, generator).tensors.items()})
+    factors = stack.factors("x", 4)
+    assert factors is not None
+    assert not factors[0][0].any()
+    assert torch.equal(factors[0][1], adapters[1].tensors["x.A"])
+
+
 def test_prompts_take_factors_from_the_stack_where_most_of_it_has_rows() -> None:
     generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
     adapters = [adapter(2, generator) for _ in range(16)]
@@ -175,4 +189,6 @@ def test_prompts_take_factors_from_the_stack_where_most_of_it_has_rows() -> None
     assert stack.num_slots == 8
     assert isinstance(prompt_rows(adapters[8:], segments, cpu, stack, running=adapters[:8])[0], BatchRows)
     assert stack.slots_of(adapters[:8]) == list(range(8)), "those who run keep their places"
+    (part,) = prompt_rows(adapters[:8], segments, cpu, Stack(torch.float32), running=adapters[8:10])
+    assert isinstance(part, BatchRows), "the stack would be too large for the two that run"
     assert isinstance(prompt_rows(adapters[:3], segments[:3], cpu, stack, running=adapters[:8])[0], Rows)

@@ -85,7 +85,10 @@ def check_fits(weights: AdapterWeights, targets: list[Target], path: Path) -> No
 
 
 def _under(prefix: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t.to(device) for name, t in tensors.items() if name.startswith(prefix)}
+    """In memory of their own: the optimizer works on them in place."""
+    return {
+        name.removeprefix(prefix): t.to(device, copy=True) for name, t in tensors.items() if name.startswith(prefix)
+    }
 
 
 def _peft_name(name: str) -> str:

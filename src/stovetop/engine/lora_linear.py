@@ -27,7 +27,7 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.routing.of(self.name)
         if not parts and not torch.is_grad_enabled():
-            return self.arithmetic.linear(x, *self.frozen)
+            return self.arithmetic.linear(x.flatten(0, -2), *self.frozen).view(*x.shape[:-1], -1)
         return adapted_linear(x, *self.frozen, parts, self.arithmetic)
 
 

@@ -11,6 +11,7 @@ Shapes: `N` rows of a pass, `M` rows of one adapter, `K` adapters, `I` inputs, `
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,18 +36,19 @@ class LowRank:
     def factors(self) -> list[Tensor]:
         return [self.a_RI, self.b_OR]
 
-    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
-        """In place; the thin product scale·x·Aᵀ, which the backward pass needs."""
+    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
+        """In place; what the backward pass needs: the thin product scale·x·Aᵀ."""
         a_RI, b_OR = self.a_RI.to(out_NO.dtype), self.b_OR.to(out_NO.dtype)
         thin_MR = arithmetic.linear(x_NI[self.rows].to(out_NO.dtype), a_RI).mul_(self.scale)
         if isinstance(self.rows, slice):
             arithmetic.add_linear(out_NO[self.rows], thin_MR, b_OR)
         else:
             out_NO.index_add_(0, self.rows, arithmetic.linear(thin_MR, b_OR))
-        return thin_MR
+        return [thin_MR]
 
-    def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_MR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
-        """Of the factors; that of x is added to `dx_NI`."""
+    def gradients(self, dy_NO: Tensor, x_NI: Tensor, kept: Sequence[Tensor], dx_NI: Tensor | None) -> list[Tensor]:
+        """Of the factors; that of x is added to `dx_NI`. `kept` is from `add_to`."""
+        (thin_MR,) = kept
         dy_MO = dy_NO[self.rows]
         d_thin_MR = (dy_MO @ self.b_OR.to(dy_MO.dtype)).mul_(self.scale)
         if dx_NI is not None:
@@ -77,24 +79,26 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batched:
-    """The same for adapters that are trained: their factors are put side by side as they are needed."""
+    """The same for adapters that are trained: their factors are put side by side on the way there and, unless most of
+    that is filling up, kept for the way back."""
 
     groups: RowGroups
     adapters_K: Sequence[LowRank | None]  # None: it does not train this linear
-    _made: dict[torch.dtype, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def factors(self) -> list[Tensor]:
         return [factor for adapter in self.adapters_K if adapter is not None for factor in adapter.factors]
 
-    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
+    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
         a_KRI, b_KOR = self._side_by_side(out_NO.dtype)
         thin_KMR = product(self.groups.gathered(x_NI.to(out_NO.dtype)), a_KRI.transpose(1, 2))
         self.groups.add_product(out_NO, thin_KMR, b_KOR.transpose(1, 2))
-        return thin_KMR
+        is_mostly_filling = a_KRI.numel() + b_KOR.numel() > 2 * sum(factor.numel() for factor in self.factors)
+        return [thin_KMR] if is_mostly_filling else [thin_KMR, a_KRI, b_KOR]
 
-    def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_KMR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
-        a_KRI, b_KOR = self._side_by_side(dy_NO.dtype)
+    def gradients(self, dy_NO: Tensor, x_NI: Tensor, kept: Sequence[Tensor], dx_NI: Tensor | None) -> list[Tensor]:
+        thin_KMR, *stacked = kept
+        a_KRI, b_KOR = stacked or self._side_by_side(dy_NO.dtype)
         dy_KMO = self.groups.gathered(dy_NO)
         if self.groups.filling_KM is not None:
             dy_KMO = dy_KMO.masked_fill(self.groups.filling_KM[:, :, None], 0.0)
@@ -119,13 +123,10 @@ class Batched:
         return thin_KMR * torch.tensor(scales, dtype=thin_KMR.dtype, device=thin_KMR.device)[:, None, None]
 
     def _side_by_side(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Made on the way there, and kept for the way back."""
-        if dtype not in self._made:
-            rank = max(len(adapter.a_RI) for adapter in self.adapters_K if adapter is not None)
-            stacked = side_by_side(self.adapters_K, rank, dtype)
-            assert stacked is not None, "somebody trains this linear"
-            self._made[dtype] = stacked
-        return self._made[dtype]
+        rank = max(len(adapter.a_RI) for adapter in self.adapters_K if adapter is not None)
+        stacked = side_by_side(self.adapters_K, rank, dtype)
+        assert stacked is not None, "somebody trains this linear"
+        return stacked
 
 
 def side_by_side(adapters_K: Sequence[LowRank | None], rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -174,8 +175,7 @@ def adapted_linear(
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """Written out so that x is kept once and as it is, never as a float32 copy, and nothing but the thin products
-    beside it."""
+    """Written out so that x is kept once and as it is, never as a float32 copy, and little beside it."""
 
     @staticmethod
     def forward(
@@ -188,20 +188,21 @@ class _AdaptedLinear(torch.autograd.Function):
         *factors: Tensor,
     ) -> Tensor:
         out_NO = arithmetic.linear(x_NI, weight_OI, bias_O)
-        thin = [part.add_to(out_NO, x_NI, arithmetic) for part in parts]
+        kept = [part.add_to(out_NO, x_NI, arithmetic) for part in parts]
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(x_NI if factors else None, weight_OI, *thin)
-            ctx.parts = parts
+            ctx.save_for_backward(x_NI if factors else None, weight_OI, *chain.from_iterable(kept))
+            ctx.parts, ctx.num_kept = parts, [len(own) for own in kept]
         return out_NO
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, weight_OI, *thin = ctx.saved_tensors
+        x_NI, weight_OI, *rest = ctx.saved_tensors
+        kept = [[rest.pop(0) for _ in range(number)] for number in ctx.num_kept]
         dy_NO = gradients[0]
         dx_NI = dy_NO @ weight_OI if ctx.needs_input_grad[0] else None
         d_factors = [
             gradient
-            for part, own in zip(ctx.parts, thin, strict=True)
+            for part, own in zip(ctx.parts, kept, strict=True)
             for gradient in part.gradients(dy_NO, x_NI, own, dx_NI)
         ]
         return dx_NI, None, None, None, None, *d_factors

@@ -52,6 +52,7 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
         {name: old[name] if name in old else torch.zeros_like(new[name]) for name in new}
         for old in (moments.mean, moments.square)
     )
+    spare = _spare(weights)  # from here on nothing large is allocated, so nothing ends halfway
     library_adamw(
         list(new.values()),
         [gradients[name] if clip == 1.0 else gradients[name] * clip for name in new],
@@ -68,7 +69,8 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
         eps=params.eps,
         weight_decay=params.weight_decay,
     )
-    update_norm = global_norm(new[name] - weights[name] for name in new)
+    changes = (torch.sub(new[name], old, out=spare[: old.numel()].view_as(old)) for name, old in weights.items())
+    update_norm = _norm_of_rows(changes)
     return Stepped(new, Moments(moments.step + 1, mean, square), grad_norm, update_norm, skipped=False)
 
 
@@ -77,7 +79,22 @@ def _steps(step: int, like: list[Tensor]) -> list[Tensor]:
     return list(torch.full((len(like),), float(step), device=like[0].device).unbind()) if like else []
 
 
+def _spare(weights: Tensors) -> Tensor:
+    """Room for any one of them."""
+    some = max(weights.values(), key=Tensor.numel)
+    return some.new_empty(some.numel())
+
+
 def global_norm(tensors: Iterable[Tensor]) -> float:
-    """Euclidean norm over all tensors: of each row first, and of the rows in float64, in a fixed order."""
+    """Euclidean norm over all tensors."""
+    tensors = list(tensors)
+    norm = _norm_of_rows(tensors)
+    if math.isfinite(norm):
+        return norm
+    return _norm_of_rows(tensor.double() for tensor in tensors)  # squares beyond float32 are still numbers
+
+
+def _norm_of_rows(tensors: Iterable[Tensor]) -> float:
+    """Of each row first, and of the rows in float64, in a fixed order."""
     rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors]
     return torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64).item() if rows else 0.0

@@ -40,6 +40,7 @@ class Stack:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._slots: list[weakref.ref[AdapterWeights] | None] = []
+        self._in_use: set[int] = set()  # the slots of those that were asked for last
         self._rank = 0
         self._factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor] | None] = {}
         self.version = 1  # grows when factors come or move
@@ -65,6 +66,7 @@ class Stack:
             self._slots[slot] = weakref.ref(adapter)
             self._fill(slot, adapter)
             places[id(adapter)] = slot
+        self._in_use = {places[id(adapter)] for adapter in adapters}
         return [places[id(adapter)] for adapter in adapters]
 
     def in_order(self, owners: Sequence[AdapterWeights | None]) -> list[int]:
@@ -85,6 +87,7 @@ class Stack:
         precise = name == HEAD or (self.num_slots == 1 and num_rows <= FEW_ROWS)
         key = (name, torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
         if key not in self._factors:
+            self._forget_idle()
             self._factors[key] = self._stacked(*key)
             self.version += 1
         return self._factors[key]
@@ -114,6 +117,10 @@ class Stack:
             elif own is not None:  # nobody trained this linear until now
                 del self._factors[name, dtype]
                 self.version += 1
+
+    def _forget_idle(self) -> None:
+        """Those who left: their tensors may lie elsewhere by now, and cannot be read."""
+        self._slots = [own if slot in self._in_use else None for slot, own in enumerate(self._slots)]
 
     def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         owners = [None if own is None else own() for own in self._slots]
@@ -218,9 +225,10 @@ def prompt_rows(
     are about to join, where most of it has rows."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
     everybody = list({id(w): w for w in [*(w for w, _ in grouped), *running]}.values())
-    num_slots = stack.num_slots_with(everybody)
+    num_slots, num_running = stack.num_slots_with(everybody), len(set(map(id, running)))
     num_rows = sum(len(rows) for _, rows in grouped)
-    if len(grouped) < MIN_BATCHED or num_slots * _most(grouped) > MOST_BATCH_FILLING * num_rows:
+    is_too_large = 0 < 4 * num_running <= num_slots  # for those that run: it would start over for them
+    if len(grouped) < MIN_BATCHED or is_too_large or num_slots * _most(grouped) > MOST_BATCH_FILLING * num_rows:
         return batched_rows(owners, segments, device)
     return [_in_stack(grouped, stack.slots_of(everybody), segments, device, stack)]
 
