@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from stovetop.engine.arithmetic import Arithmetic, Frozen
@@ -25,10 +24,7 @@ class LoraLinear(nn.Module):
         self.routing = routing
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.routing.of(self.name)
-        if not parts and not torch.is_grad_enabled():
-            return self.arithmetic.linear(x.flatten(0, -2), *self.frozen).view(*x.shape[:-1], -1)
-        return adapted_linear(x, *self.frozen, parts, self.arithmetic)
+        return adapted_linear(x, *self.frozen, self.routing.of(self.name), self.arithmetic)
 
 
 def find_targets(trunk: nn.Module, prefix: str) -> Mapping[str, nn.Linear]:

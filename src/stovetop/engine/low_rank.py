@@ -11,7 +11,7 @@ Shapes: `N` rows of a pass, `M` rows of one adapter, `K` adapters, `I` inputs, `
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -197,7 +197,8 @@ class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI, *rest = ctx.saved_tensors
-        kept = [[rest.pop(0) for _ in range(number)] for number in ctx.num_kept]
+        in_order = iter(rest)
+        kept = [list(islice(in_order, number)) for number in ctx.num_kept]
         dy_NO = gradients[0]
         dx_NI = dy_NO @ weight_OI if ctx.needs_input_grad[0] else None
         d_factors = [

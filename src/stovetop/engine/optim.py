@@ -52,10 +52,11 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
         {name: old[name] if name in old else torch.zeros_like(new[name]) for name in new}
         for old in (moments.mean, moments.square)
     )
+    clipped = [gradients[name] if clip == 1.0 else gradients[name] * clip for name in new]
     spare = _spare(weights)  # from here on nothing large is allocated, so nothing ends halfway
     library_adamw(
         list(new.values()),
-        [gradients[name] if clip == 1.0 else gradients[name] * clip for name in new],
+        clipped,
         list(mean.values()),
         list(square.values()),
         max_exp_avg_sqs=[],

@@ -106,7 +106,7 @@ class Prompts:
         self._kept.clear()
         return tickets
 
-    def step(self, num_held: int, running: Sequence[AdapterWeights] = ()) -> list[Prompt]:
+    def step(self, num_held: int, running: Sequence[AdapterWeights]) -> list[Prompt]:
         """Computes a piece of as many prompts as fit; the ones that are done with it. `num_held` are tokens of earlier
         ones that wait to be continued, `running` the adapters that keep their places in the stack."""
         everybody = list(self._waiting)

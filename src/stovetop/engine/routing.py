@@ -60,7 +60,8 @@ class Stack:
         places, wanted = self._places(), set(map(id, adapters))
         taken = {slot for own, slot in places.items() if own in wanted}
         free = [slot for slot in range(self.num_slots) if slot not in taken]
-        free.sort(key=lambda slot: slot in places.values())  # first those that nobody can come back to
+        alive = set(places.values())
+        free.sort(key=lambda slot: slot in alive)  # first those that nobody can come back to
         newcomers = [adapter for adapter in adapters if id(adapter) not in places]
         for slot, adapter in zip(free, newcomers, strict=False):
             self._slots[slot] = weakref.ref(adapter)
@@ -78,8 +79,11 @@ class Stack:
 
     def _places(self) -> dict[int, int]:
         """The slots of those that are alive, by id."""
-        owners = [None if own is None else own() for own in self._slots]
-        return {id(owner): slot for slot, owner in enumerate(owners) if owner is not None}
+        return {id(owner): slot for slot, owner in enumerate(self._owners()) if owner is not None}
+
+    def _owners(self) -> list[AdapterWeights | None]:
+        """By slot; None where nobody is, or is alive."""
+        return [None if own is None else own() for own in self._slots]
 
     def factors(self, name: str, num_rows: int) -> tuple[Tensor, Tensor] | None:
         """(K, R, I) and (K, O, R), the second with the scales in it; None where no adapter trains this linear."""
@@ -99,7 +103,7 @@ class Stack:
     def _can_take(self, adapters: Sequence[AdapterWeights]) -> bool:
         """Whether there is room for these, in number and rank, and not far too much."""
         fits = all(adapter.config.rank <= self._rank for adapter in adapters)
-        return fits and len(adapters) <= self.num_slots < 4 * len(adapters)
+        return fits and len(adapters) <= self.num_slots < MOST_SLOTS * len(adapters)
 
     def _start_over(self, adapters: Sequence[AdapterWeights]) -> None:
         num_slots = self.num_slots_with(adapters)
@@ -123,8 +127,7 @@ class Stack:
         self._slots = [own if slot in self._in_use else None for slot, own in enumerate(self._slots)]
 
     def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        owners = [None if own is None else own() for own in self._slots]
-        found = [None if owner is None else Rows(owner).of(name) for owner in owners]
+        found = [None if owner is None else Rows(owner).of(name) for owner in self._owners()]
         return side_by_side(found, self._rank, dtype)
 
 
@@ -154,6 +157,7 @@ class BatchRows:
 
 MOST_FILLING, ANY_FILLING = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
 FEW_ROWS = 32
+MOST_SLOTS = 4  # times the adapters that run: a stack that is larger starts over
 MIN_BATCHED, MOST_BATCH_FILLING = 4, 1.5  # adapters of a batch, and times the rows that they have
 
 Parts = Sequence[Rows | StackRows | BatchRows]  # of one pass. Rows in no part meet the base model as it is
@@ -227,7 +231,7 @@ def prompt_rows(
     everybody = list({id(w): w for w in [*(w for w, _ in grouped), *running]}.values())
     num_slots, num_running = stack.num_slots_with(everybody), len(set(map(id, running)))
     num_rows = sum(len(rows) for _, rows in grouped)
-    is_too_large = 0 < 4 * num_running <= num_slots  # for those that run: it would start over for them
+    is_too_large = 0 < MOST_SLOTS * num_running <= num_slots  # for those that run: it would start over for them
     if len(grouped) < MIN_BATCHED or is_too_large or num_slots * _most(grouped) > MOST_BATCH_FILLING * num_rows:
         return batched_rows(owners, segments, device)
     return [_in_stack(grouped, stack.slots_of(everybody), segments, device, stack)]
