@@ -22,6 +22,7 @@ from stovetop.preference.envs import (
     win_minus_losses,
 )
 from stovetop.preference.types import Comparison
+from stovetop.renderers.role_colon import RoleColonRenderer
 from stovetop.rl.rollouts import do_group_rollout
 from stovetop.rl.types import Trajectory, Transition
 from stovetop.types import ModelInput
@@ -119,6 +120,28 @@ def test_an_answer_is_valid_only_if_it_ends_as_the_family_ends_a_turn_and_the_sa
     ):
         _, (won, metrics) = rewards(builder(), answer("a"), Trajectory([turn], ModelInput.empty()))
         assert (won, metrics["format"]) == (0.0, 0.0)
+
+
+ROLE_COLON = RoleColonRenderer(ByteTokenizer())  # ends a turn by "\n\nUser:", which a base model may do by end-of-text
+
+
+def test_an_answer_that_ends_with_the_end_of_text_is_worth_one_less_unless_that_end_will_do():
+    def played(text: str) -> Trajectory:
+        tokens = ByteTokenizer().encode(text, add_special_tokens=False)
+        action = TokensWithLogprobs(tokens, [0.0] * len(tokens))
+        return Trajectory([Transition(ModelInput.from_ints([1]), action, 0.0, True)], ModelInput.empty())
+
+    def of(answers: list[Trajectory], **options: bool) -> list[float]:
+        tournament = PairwisePreferenceGroupBuilder(PROMPT, ROLE_COLON, longer_wins, len(answers), **options)
+        return [reward for reward, _ in asyncio.run(tournament.compute_group_rewards(answers, []))]
+
+    by_text_end = [played(f" {text}<|im_end|>") for text in ("a", "aa", "aaa")]
+    by_stop_sequence = [played(f" {text}\n\nUser:") for text in ("a", "aa", "aaa")]
+    assert of(by_stop_sequence) == [-1.0, 0.0, 1.0]
+    assert of(by_text_end) == [-2.0, -1.0, 0.0]
+    assert of(by_text_end, require_stop_sequence_for_format=False) == [-1.0, 0.0, 1.0]
+    assert of([by_text_end[0]]) == [-1.0]  # without a matchup
+    assert of(by_stop_sequence[:1]) == [0.0]
 
 
 @pytest.mark.parametrize("num_answers", [1, 5])
@@ -220,8 +243,10 @@ def test_a_dataset_builder_passes_on_what_it_was_told():
         group_size=6,
         tournament_pattern=ONE_WAY,
         matchup_group_size=3,
+        require_stop_sequence_for_format=False,
     )
     train, test = asyncio.run(config())
     [first, *_] = train.get_batch(0)
+    assert not first.require_stop_sequence_for_format
     assert (first.num_envs, first.tournament_pattern, first.matchup_group_size) == (6, ONE_WAY, 3)
     assert (len(train), len(test), len(test.get_batch(0))) == (1, 1, 3)

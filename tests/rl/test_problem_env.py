@@ -88,6 +88,32 @@ def test_an_answer_that_was_cut_off_is_graded_as_the_environment_says(
     assert graded(action, truncated=truncated).reward == pytest.approx(reward)
 
 
+ROLE_COLON = RoleColonRenderer(TOKENIZER)  # ends a turn by "\n\nUser:", which a base model may do by end-of-text
+
+
+@pytest.mark.parametrize(
+    ("text", "stopped", "ended_by_text_end", "either_will_do"),
+    [("yes!", 1.0, 0.9, 1.0), ("yes", 0.9, 0.9, 0.9), ("no!", 0.0, -0.1, 0.0), ("no", -0.1, -0.1, -0.1)],
+)
+def test_format_asks_for_the_stop_sequence_unless_the_end_of_text_will_do(
+    text: str, stopped: float, ended_by_text_end: float, either_will_do: float
+):
+    def reward(action: TokensWithLogprobs, **options: bool) -> float:
+        return asyncio.run(ProblemEnv(Shout(), ROLE_COLON, **options).step(action)).reward
+
+    stop_sequence = answer(f" {text}\n\nUser:", ends=False)
+    assert reward(stop_sequence) == pytest.approx(stopped)
+    assert reward(answer(f" {text}")) == pytest.approx(ended_by_text_end)
+    assert reward(stop_sequence, require_stop_sequence_for_format=False) == pytest.approx(stopped)
+    assert reward(answer(f" {text}"), require_stop_sequence_for_format=False) == pytest.approx(either_will_do)
+
+
+@pytest.mark.parametrize("truncated", ["graded", "bad_format", "wrong"])
+def test_the_end_of_text_is_no_truncation(truncated: Truncated):
+    result = asyncio.run(ProblemEnv(Shout(), ROLE_COLON, truncated=truncated).step(answer(" yes!")))
+    assert result.metrics == {"format": 0.0, "correct": 1.0}
+
+
 def test_a_truncated_answer_fails_the_format_check_by_default():
     assert graded(answer("yes!", "length", ends=False)).metrics == {"format": 0.0, "correct": 1.0}
 

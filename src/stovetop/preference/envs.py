@@ -75,7 +75,7 @@ class PreferenceEnv:
 
 @dataclass(frozen=True, slots=True)
 class _Player:
-    """One answer, and whether the policy ended it itself."""
+    """One answer, and whether the policy ended it as it should."""
 
     message: Message
     is_valid: bool
@@ -85,8 +85,11 @@ class _Player:
 class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     """The same prompt several times, and a tournament of the answers. All matchups are judged at the same time.
 
-    The reward of an answer is (wins - losses) / matchups, 0 for one that met nobody, and 1 less if the policy did not
-    end it itself. It pickles if its preference model does; its environments always do.
+    The reward of an answer is (wins - losses) / matchups, 0 for one without a matchup, and 1 less if its format is bad:
+    if the policy did not end it with the renderer's stop sequence. The end-of-text token will do as well with
+    `require_stop_sequence_for_format=False`. Of three answers in their order of merit the rewards are -1, 0 and 1.
+
+    It pickles if its preference model does; its environments always do.
     """
 
     convo_prefix: Sequence[Message]
@@ -97,6 +100,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     matchup_group_size: int = 4  # only so many neighbours meet each other
     content_preprocessor: Callable[[Content], Content] | None = None  # of each answer, such as `remove_thinking`
     dataset_name: str = "pairwise_preference"  # the tag
+    require_stop_sequence_for_format: bool = True  # False: an answer that ended with the end-of-text token may pass
 
     async def make_envs(self) -> Sequence[Env]:
         return [PreferenceEnv(self.convo_prefix, self.policy_renderer) for _ in range(self.num_envs)]
@@ -122,7 +126,9 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         message, termination = self.policy_renderer.parse_response(action.tokens)
         if self.content_preprocessor is not None:
             message = Message(role="assistant", content=self.content_preprocessor(message["content"]))
-        return _Player(message, action.stop_reason == "stop" and termination.is_clean)
+        required = self.require_stop_sequence_for_format
+        ended = termination.is_stop_sequence if required else termination.is_clean
+        return _Player(message, action.stop_reason == "stop" and ended)
 
     async def _judge(self, first: _Player, second: _Player) -> float:
         comparison = Comparison(self.convo_prefix, [first.message], [second.message])
@@ -179,6 +185,7 @@ class PairwisePreferenceDatasetBuilder:
     tournament_pattern: TournamentPattern = TournamentPattern.ALL_PAIRS_BOTH_WAYS
     matchup_group_size: int = 4
     content_preprocessor: Callable[[Content], Content] | None = None
+    require_stop_sequence_for_format: bool = True  # see PairwisePreferenceGroupBuilder
     num_epochs: int = 1
     seed: int = 0
 
@@ -205,4 +212,5 @@ class PairwisePreferenceDatasetBuilder:
             self.tournament_pattern,
             self.matchup_group_size,
             self.content_preprocessor,
+            require_stop_sequence_for_format=self.require_stop_sequence_for_format,
         )

@@ -11,7 +11,7 @@ from stovetop.completers import StopCondition
 from stovetop.concurrency import in_thread
 from stovetop.datasets import Batches
 from stovetop.errors import GradeError, InvalidRequest
-from stovetop.renderers.base import Renderer
+from stovetop.renderers.base import ParseTermination, Renderer
 from stovetop.renderers.messages import Message, ensure_text, get_text_content, message_from_json
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Observation, StepResult
 from stovetop.types import ModelInput
@@ -42,14 +42,19 @@ class ProblemEnv:
     """Puts a problem to the policy. Reward = format_coef·(format - 1) + correct, where both are 0 or 1: by default 1.0
     for a right and well-formed answer, 0.9 for a right one in bad format, 0.0 and -0.1 for wrong ones.
 
+    Format is what `Problem.check_format` says of an answer that ended with the renderer's stop sequence. One that ended
+    with the end-of-text token instead, as a base model does, fails it: so a policy is taught to end its turns. With
+    `require_stop_sequence_for_format=False` either end will do.
+
     An answer is *truncated* when the policy did not end its turn itself. It fails the format check, unless `truncated`
-    says "graded" (as if it had ended) or "wrong" (no answer at all, whatever it says).
+    says "graded" (as if the stop sequence had followed) or "wrong" (no answer at all, whatever it says).
     """
 
     problem: Problem
     renderer: Renderer
     convo_prefix: Sequence[Message] = ()  # what stands before the question, such as a system message
     format_coef: float = 0.1
+    require_stop_sequence_for_format: bool = True  # False: an answer that ended with the end-of-text token may pass
     truncated: Truncated = "bad_format"
     slow_checks: bool = False  # make the checks on a thread, so that other episodes go on meanwhile
 
@@ -60,8 +65,7 @@ class ProblemEnv:
 
     async def step(self, action: Action) -> StepResult:
         message, termination = self.renderer.parse_response(action.tokens)
-        ended = action.stop_reason == "stop" and termination.is_clean
-        grade = partial(self._grade, get_text_content(message), ended)
+        grade = partial(self._grade, get_text_content(message), self._end(action, termination))
         correct, well_formed = await in_thread(grade) if self.slow_checks else grade()
         return StepResult(
             reward=self.format_coef * (well_formed - 1) + correct,
@@ -71,22 +75,27 @@ class ProblemEnv:
             metrics={"format": float(well_formed), "correct": float(correct)},
         )
 
-    def _grade(self, text: str, ended: bool) -> Grade:
+    def _end(self, action: Action, termination: ParseTermination) -> Literal["accepted", "in_bad_format", "truncated"]:
+        if action.stop_reason != "stop" or not termination.is_clean:
+            return "truncated"
+        required = self.require_stop_sequence_for_format
+        return "in_bad_format" if required and not termination.is_stop_sequence else "accepted"
+
+    def _grade(self, text: str, end: Literal["accepted", "in_bad_format", "truncated"]) -> Grade:
         try:
             grade = Grade(_checked(self.problem.check_answer(text)), _checked(self.problem.check_format(text)))
         except Exception as error:
             raise GradeError(f"{type(self.problem).__name__} could not grade the answer {text!r}: {error!r}") from error
-        if ended:
-            return grade
-        match self.truncated:
-            case "graded":
+        judged = self.truncated if end == "truncated" else end
+        match judged:
+            case "graded" | "accepted":
                 return grade
-            case "bad_format":
+            case "bad_format" | "in_bad_format":
                 return Grade(grade.correct, well_formed=False)
             case "wrong":
                 return Grade(correct=False, well_formed=False)
             case _:
-                assert_never(self.truncated)
+                assert_never(judged)
 
 
 def _checked(answer: bool) -> bool:
