@@ -79,21 +79,29 @@ def compute_advantages(groups_P: Sequence[TrajectoryGroup], estimator: Estimator
 
 def normalize_advantages(advantages_P_G: Sequence[Sequence[Advantage]]) -> list[list[Advantage]]:
     """Shifted and scaled so that all numbers of the batch, whether of episodes or of turns, have mean 0 and standard
-    deviation 1 (that of the population). Where all are equal, all become 0."""
-    numbers = list(chain.from_iterable(map(_numbers, chain.from_iterable(advantages_P_G))))
-    if not numbers:
-        return [list(advantages_G) for advantages_G in advantages_P_G]
-    mean, spread = _mean(numbers), _spread(numbers, "population")
+    deviation 1 (that of the population). Where all are equal, all become 0.
+
+    A group whose numbers are all 0, as those of equal rewards are, has no part in mean and deviation, and keeps its
+    zeros: the others are worth the same whether it is there or was filtered out before. Rewards [1, 3] beside
+    [5, 5, 5] become [-1, 1] and [0, 0, 0].
+    """
+    numbers_P = [list(chain.from_iterable(map(_numbers, advantages_G))) for advantages_G in advantages_P_G]
+    least = _ROUNDING * max(map(abs, chain.from_iterable(numbers_P)), default=0.0)
+    teaches_P = [any(abs(number) > least for number in numbers) for numbers in numbers_P]
+    numbers = list(
+        chain.from_iterable(numbers for numbers, teaches in zip(numbers_P, teaches_P, strict=True) if teaches)
+    )
+    mean, spread = (_mean(numbers), _spread(numbers, "population")) if numbers else (0.0, 0.0)
 
     def normal(number: float) -> float:
         return (number - mean) / spread if spread else 0.0
 
+    def normal_of(advantage: Advantage) -> Advantage:
+        return [normal(number) for number in advantage] if isinstance(advantage, Sequence) else normal(advantage)
+
     return [
-        [
-            [normal(number) for number in advantage] if isinstance(advantage, Sequence) else normal(advantage)
-            for advantage in advantages_G
-        ]
-        for advantages_G in advantages_P_G
+        [normal_of(advantage) if teaches else _zero(advantage) for advantage in advantages_G]
+        for advantages_G, teaches in zip(advantages_P_G, teaches_P, strict=True)
     ]
 
 
@@ -191,6 +199,10 @@ def _spread(numbers: Sequence[float], std: Literal["population", "sample"]) -> f
     degrees = len(numbers) if std == "population" else len(numbers) - 1
     spread = (squares / degrees) ** 0.5 if degrees else 0.0
     return spread if spread > _ROUNDING * max(map(abs, numbers)) else 0.0
+
+
+def _zero(advantage: Advantage) -> Advantage:
+    return [0.0] * len(advantage) if isinstance(advantage, Sequence) else 0.0
 
 
 def _numbers(advantage: Advantage) -> Sequence[float]:
