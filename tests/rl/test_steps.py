@@ -247,7 +247,9 @@ def test_a_group_that_teaches_nothing_is_none_unless_it_is_asked_for():
 def test_a_checkpoint_is_saved_where_one_is_due_and_names_the_next_batch(tmp_path: Path):
     async def run() -> None:
         for i_batch in range(5):
-            await save_checkpoint_and_get_sampling_client(trainer, i_batch, tmp_path / "run", save_every=2)
+            frozen = await save_checkpoint_and_get_sampling_client(trainer, i_batch, save_every=2)
+            if frozen.saved is not None:
+                await frozen.saved.record(tmp_path / "run")
 
     with trainer_in(tmp_path) as (_, trainer):
         asyncio.run(run())
@@ -258,17 +260,39 @@ def test_a_checkpoint_is_saved_where_one_is_due_and_names_the_next_batch(tmp_pat
     ]
 
 
-def test_the_first_batch_is_saved_by_nobody_and_the_next_where_each_one_is(tmp_path: Path):
+def test_a_checkpoint_is_recorded_by_the_caller_who_logs_the_step_first(tmp_path: Path):
+    """So that a process that is killed in between runs the step again, and has its row of metrics."""
+    log_path = tmp_path / "run"
+
+    async def run() -> None:
+        data_D = data(1, 1)
+        step = await train_step(data_D, trainer, 0.1)
+        for frozen in (
+            await save_checkpoint_and_get_sampling_client(trainer, 1, save_every=1),
+            await compute_full_batch_metrics_and_get_sampling_client(trainer, 2, data_D, step.logprobs_D, save_every=1),
+        ):
+            assert frozen.saved is not None
+            recorded_before = load_checkpoints_file(log_path)
+            record = await frozen.saved.record(log_path)
+            assert load_checkpoints_file(log_path) == [*recorded_before, record]
+        assert [record.batch for record in load_checkpoints_file(log_path)] == [1, 2]
+
     with trainer_in(tmp_path) as (_, trainer):
-        for i_batch in range(2):
-            asyncio.run(save_checkpoint_and_get_sampling_client(trainer, i_batch, tmp_path / "run", save_every=1))
-    assert [record.batch for record in load_checkpoints_file(tmp_path / "run")] == [1]
+        asyncio.run(run())
+
+
+def test_the_first_batch_has_nothing_to_save_and_the_next_one_has(tmp_path: Path):
+    async def saved(i_batch: int) -> bool:
+        return (await save_checkpoint_and_get_sampling_client(trainer, i_batch, save_every=1)).saved is not None
+
+    with trainer_in(tmp_path) as (_, trainer):
+        assert [asyncio.run(saved(i_batch)) for i_batch in range(2)] == [False, True]
 
 
 def test_a_resumed_loop_does_not_save_what_it_was_resumed_from(tmp_path: Path):
     with trainer_in(tmp_path) as (_, trainer):
-        asyncio.run(save_checkpoint_and_get_sampling_client(trainer, 4, tmp_path / "run", save_every=2, start_batch=4))
-    assert load_checkpoints_file(tmp_path / "run") == []
+        frozen = asyncio.run(save_checkpoint_and_get_sampling_client(trainer, 4, save_every=2, start_batch=4))
+    assert frozen.saved is None
 
 
 def test_after_a_step_come_its_metrics_and_the_client_that_sees_it(tmp_path: Path):
@@ -276,12 +300,12 @@ def test_after_a_step_come_its_metrics_and_the_client_that_sees_it(tmp_path: Pat
         data_D = data(1, 1)
         step = await train_step(data_D, trainer, 0.3)
         after = await compute_full_batch_metrics_and_get_sampling_client(
-            trainer, 1, data_D, step.logprobs_D, tmp_path / "run", save_every=0, do_compute_post_kl=True
+            trainer, 1, data_D, step.logprobs_D, save_every=0, do_compute_post_kl=True
         )
+        assert after.saved is None
         assert {"optim/kl_sample_train_v1", "kl_pre_post_v2", "time/save_checkpoint"} <= after.metrics.keys()
         now = await after.sampling_client.compute_logprobs(ModelInput.from_ints(b"ab"))
         assert now[1] > step.logprobs_D[0].tolist()[0]
 
     with trainer_in(tmp_path) as (_, trainer):
         asyncio.run(run())
-    assert load_checkpoints_file(tmp_path / "run") == []

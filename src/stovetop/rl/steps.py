@@ -7,10 +7,9 @@ Shape suffixes: `P` problems, `G` members of a group, `D` datums.
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from stovetop.checkpoints import is_due, submit_checkpoint
+from stovetop.checkpoints import PendingCheckpoint, is_due, submit_checkpoint
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.completers import TokenCompleter
 from stovetop.errors import InvalidRequest
@@ -193,23 +192,26 @@ def split_list(items: Sequence[T], num_parts: int) -> list[list[T]]:
 
 
 class Frozen(NamedTuple):
+    """The weights to sample the next batch with, and the checkpoint that was submitted with them, if one was due. Its
+    row is not written yet: log the step's metrics first, then `await frozen.saved.record(log_path)`. Whatever kills the
+    process in between, the run goes on before this step and logs it again; the other way round its metrics would be
+    lost."""
+
     sampling_client: SamplingClient
     metrics: dict[str, float]
+    saved: PendingCheckpoint | None
 
 
 async def save_checkpoint_and_get_sampling_client(
-    training_client: TrainingClient, i_batch: int, log_path: str | Path, save_every: int, start_batch: int = 0
+    training_client: TrainingClient, i_batch: int, save_every: int, start_batch: int = 0
 ) -> Frozen:
-    """The weights as of this call, to sample batch `i_batch` with; where a checkpoint is due after so many batches they
-    are saved, under that number, which is that of the next batch."""
+    """The weights as of this call, to sample batch `i_batch` with. Where a checkpoint is due after so many batches
+    their save is submitted, under that number, which is that of the next batch. Nothing is recorded: see `Frozen`."""
     metrics: dict[str, float] = {}
     with timed("save_checkpoint", metrics):
         saves = i_batch > start_batch and is_due(i_batch, save_every)
         saved = submit_checkpoint(training_client, f"{i_batch:06d}", {"batch": i_batch}, "both") if saves else None
-        frozen = training_client.save_weights_and_get_sampling_client()
-        if saved is not None:
-            await saved.record(log_path)
-        return Frozen(await frozen, metrics)
+        return Frozen(await training_client.save_weights_and_get_sampling_client(), metrics, saved)
 
 
 async def compute_full_batch_metrics_and_get_sampling_client(
@@ -217,16 +219,15 @@ async def compute_full_batch_metrics_and_get_sampling_client(
     i_batch: int,
     data_D: Sequence[Datum],
     training_logprobs_D: Sequence[TensorData],
-    log_path: str | Path,
     save_every: int,
     *,
     do_compute_post_kl: bool = False,
 ) -> Frozen:
     """`save_checkpoint_and_get_sampling_client` after a step, with the gap between sampler and trainer, and how far the
     step went if that is asked for."""
-    frozen = await save_checkpoint_and_get_sampling_client(training_client, i_batch, log_path, save_every)
+    frozen = await save_checkpoint_and_get_sampling_client(training_client, i_batch, save_every)
     metrics = frozen.metrics | compute_kl_sample_train(data_D, training_logprobs_D)
     if do_compute_post_kl:
         with timed("compute_post_kl", metrics):
             metrics |= await compute_post_kl(data_D, frozen.sampling_client)
-    return Frozen(frozen.sampling_client, metrics)
+    return Frozen(frozen.sampling_client, metrics, frozen.saved)
