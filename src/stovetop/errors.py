@@ -2,7 +2,8 @@
 
 StovetopError
 ├── InvalidRequest        what you passed is wrong; raised at the call, nothing was done (also a ValueError)
-│   └── UnknownName       a name that is in no table; the message suggests the nearest (also a LookupError)
+│   ├── UnknownName       a name that is in no table; the message suggests the nearest (also a LookupError)
+│   └── ServiceClosed     a call of a client whose service was closed, or of a closed pool of worker processes
 ├── RequestFailedError    a call that was accepted and then failed; says which call it was
 ├── CheckpointError       a checkpoint that cannot be used
 │   ├── CheckpointNotFound
@@ -35,6 +36,11 @@ class UnknownName(InvalidRequest, LookupError):
         suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
         choices = f"known: {', '.join(known)}" if known else "none is known"
         super().__init__(f"unknown {kind} {name!r}; {suggestion}{choices}{'. ' + hint if hint else ''}")
+
+
+class ServiceClosed(InvalidRequest):
+    """The service of this client, or this pool of worker processes, was closed: no call of it can succeed any more,
+    whatever is passed."""
 
 
 class RequestFailedError(StovetopError):

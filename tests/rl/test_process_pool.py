@@ -224,17 +224,38 @@ def test_the_group_reward_sees_the_environments_as_their_last_steps_left_them(po
     assert builder.logging_tags() == ["deep"]
 
 
-def test_a_pool_that_is_closed_fails_the_rollouts_that_wait_for_it_and_cancels_none():
-    async def closed_meanwhile() -> dict[str, int]:
+def test_a_pool_that_is_closed_fails_the_batch_that_waits_for_it_and_skips_no_group():
+    async def closed_meanwhile() -> None:
         builder = PooledGroupBuilder(Table(lambda index: DangerousEnv("hangs"), 3), closing, timeout_s=LONG_S)
         async with asyncio.TaskGroup() as group:
-            playing = group.create_task(do_rollouts([builder], echo, MinViableGroup(max_retries=0)))
+            group.create_task(do_rollouts([builder], echo, MinViableGroup(max_retries=0)))
             await asyncio.sleep(0.05)
             await asyncio.to_thread(closing.close)
-        return dict(playing.result().num_errors)
 
     closing = WorkerPool(1)
-    assert asyncio.run(closed_meanwhile()) == {"WorkerDied": 3}
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(closed_meanwhile())
+    assert raised.group_contains(EnvError, match=r"this pool of worker processes was closed before DangerousEnv\.step")
+
+
+@dataclass
+class PoolingEnv:
+    """Holds a pool of its own, as one with a MathGrader does."""
+
+    pool: WorkerPool
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        return ModelInput.from_ints([1]), [0]
+
+    async def step(self, action: Action) -> StepResult:
+        raise NotImplementedError
+
+
+def test_an_environment_that_holds_a_pool_cannot_step_in_a_worker_process_and_is_told_so(pool: WorkerPool):
+    holds = PoolingEnv(WorkerPool(1))
+    builder = PooledGroupBuilder(Table(lambda index: holds, 1), pool, timeout_s=LONG_S)
+    with pytest.raises(EnvError, match=r"PooledEnv\.step 0 failed.*Leave out the PooledGroupBuilder around it"):
+        asyncio.run(do_rollouts([builder], echo))
 
 
 def test_an_error_names_the_environment_and_not_what_wraps_it(pool: WorkerPool):

@@ -3,6 +3,7 @@ import itertools
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from stovetop.backends import recording
 from stovetop.completers import StopCondition, TokensWithLogprobs
-from stovetop.errors import EnvError, GradeError, InvalidRequest
+from stovetop.errors import EnvError, GradeError, InvalidRequest, RequestFailedError, ServiceClosed
 from stovetop.rl.data_processing import remove_constant_reward_groups
 from stovetop.rl.metrics import compute_trajectory_metrics
 from stovetop.rl.rollouts import (
@@ -92,6 +93,14 @@ def test_a_prompt_that_is_refused_fails_every_rollout_that_shows_it(tmp_path: Pa
         rollouts = asyncio.run(do_rollouts([table], policy, MinViableGroup(min_successful=2, max_retries=0)))
     assert rollouts.num_errors == {"InvalidRequest": 2}
     assert rollouts.num_rollouts_dropped == 2
+
+
+def test_a_policy_that_could_never_sample_is_refused_when_it_is_made(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+        for refused in ({"max_tokens": 0}, {"max_tokens": 5, "temperature": -1.0}, {"max_tokens": 5, "seed": -1}):
+            with pytest.raises(InvalidRequest, match=r"SamplingParams\."):
+                SamplingPolicy(client, **refused)
 
 
 # ---- one rollout -------------------------------------------------------------------------------------------------
@@ -317,6 +326,87 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_wherever_it_comes_fro
         asyncio.run(do_rollouts([Table(Cancelled, 1)], echo))
     with pytest.raises(RuntimeError, match="what it waited for was cancelled"):
         asyncio.run(do_rollouts([Table(CountingEnv, 1)], cancel_themselves))
+
+
+class FailingPolicy:
+    """Raises always, or for the first `num_failures` calls, and counts them."""
+
+    def __init__(self, error: Exception, num_failures: int = 10**9) -> None:
+        self.error = error
+        self.num_failures = num_failures
+        self.num_calls = 0
+
+    async def __call__(
+        self, model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        self.num_calls += 1
+        if self.num_calls <= self.num_failures:
+            raise self.error
+        return await echo(model_input, stop)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestFailedError("sample failed: the engine is gone"),
+        RequestFailedError("sample failed: its weights are not finite", "user"),
+        ConnectionError("the sampler is away"),
+        ServiceClosed("sample: this client's service is closed"),
+        TypeError("a policy of our own, with a bug"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failure_of_the_policy_is_raised_and_no_group_is_skipped_for_it(error: Exception):
+    policy = FailingPolicy(error)
+    with pytest.raises(type(error), match=str(error)):
+        asyncio.run(do_rollouts([Table(CountingEnv, 1)], policy, MinViableGroup(max_retries=2)))
+    assert policy.num_calls == 3
+    [(_, group)] = asyncio.run(
+        do_rollouts([Table(CountingEnv, 2)], FailingPolicy(error, num_failures=1), MinViableGroup(max_retries=1))
+    ).owned_groups_P
+    assert group.get_total_rewards() == [0, 1]
+
+
+def test_a_closed_service_is_raised_under_every_error_policy(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        policy = SamplingPolicy(service.create_sampling_client(base_model="any/name").result(), max_tokens=5)
+    for on_error in (FailFast(), RetryOnFailure(), MinViableGroup()):
+        with pytest.raises(ServiceClosed, match="this client's service is closed"):
+            asyncio.run(do_rollouts([Table(CountingEnv, 2)], policy, on_error))
+
+
+def test_a_service_that_an_environment_or_a_grader_asks_is_not_the_groups_own_either():
+    judge_is_gone = RequestFailedError("sample failed: the judge's engine is gone")
+
+    def score(envs_G: Sequence[Env]) -> Scores:
+        raise judge_is_gone
+
+    for builder, kind in ((one_bad_seat(0, judge_is_gone), EnvError), (Table(CountingEnv, 2, score=score), GradeError)):
+        with pytest.raises(kind, match="the judge's engine is gone"):
+            asyncio.run(do_rollouts([builder], echo, MinViableGroup(max_retries=0)))
+
+
+@pytest.mark.parametrize(("max_retries", "num_tries"), [(0, 1), (1, 2), (3, 4)])
+@pytest.mark.parametrize("make", [RetryOnFailure, MinViableGroup])
+def test_a_rollout_has_one_try_and_so_many_retries(make: type[RetryOnFailure], max_retries: int, num_tries: int):
+    def failed_tries(num_failures: int) -> Counter[str]:
+        table = Table(lambda seat: CountingEnv(seat, fails=fails), 1)
+        fails = failing(*range(num_failures))
+        return Counter(asyncio.run(do_rollouts([table], echo, make(max_retries=max_retries))).num_errors)
+
+    assert failed_tries(num_tries - 1) == Counter(KeyError=num_tries - 1)
+    if make is RetryOnFailure:
+        with pytest.raises(EnvError):
+            failed_tries(num_tries)
+    else:
+        assert failed_tries(num_tries + 9) == Counter(KeyError=num_tries)
+
+
+def test_three_retries_are_the_default_and_none_may_be_negative():
+    assert RetryOnFailure().max_retries == MinViableGroup().max_retries == 3
+    for make in (RetryOnFailure, MinViableGroup):
+        with pytest.raises(InvalidRequest, match=f"{make.__name__}.max_retries must not be negative: -1"):
+            make(max_retries=-1)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.completers import TokensWithLogprobs
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, RequestFailedError, ServiceClosed
 from stovetop.renderers import get_renderer
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall, ToolSpec, UnparsedToolCall, ensure_text
-from stovetop.renderers.tools import tool
+from stovetop.renderers.tools import Tool, tool
 from stovetop.rl.data_processing import trajectory_to_data
 from stovetop.rl.message_env import EnvFromMessageEnv, MessageStepResult
 from stovetop.rl.rollouts import do_single_rollout
@@ -143,6 +143,30 @@ def test_a_typed_function_is_a_tool_and_its_failures_are_told_to_the_policy():
     assert texts(failed)[-1] == "Error: ValueError: nothing to say"
     assert texts(wrong)[-1].startswith("Error: shout cannot be called with these arguments")
     assert [result.metrics["tool_errors"] for result in (right, failed, wrong)] == [0, 1, 1]
+
+
+def test_a_model_that_a_tool_asks_and_that_is_gone_fails_the_episode_and_is_not_told_to_the_policy():
+    @tool
+    def ask(model: str) -> str:
+        """Asks another model."""
+        raise ServiceClosed("closed") if model == "closed" else RequestFailedError("its engine failed")
+
+    class Judge(Adder):
+        async def __call__(self, call: ToolCall) -> ToolResult:
+            raise ServiceClosed("closed")
+
+    async def step(asked: Tool, name: str, arguments: str) -> None:
+        env = AgentToolMessageEnv([asked], START, number_of_messages)
+        await env.initial_observation()
+        await env.step(calls(arguments, name=name))
+
+    for asked, name, arguments, error in (
+        (ask, "ask", '{"model": "closed"}', ServiceClosed),
+        (ask, "ask", '{"model": "open"}', RequestFailedError),
+        (Judge(), "add", "1", ServiceClosed),
+    ):
+        with pytest.raises(error):
+            asyncio.run(step(asked, name, arguments))
 
 
 def test_an_episode_with_tools_in_the_language_of_a_family_becomes_one_datum():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stovetop.engine import ops
-from stovetop.errors import CheckpointError, InvalidRequest, RequestFailedError, StovetopError
+from stovetop.errors import CheckpointError, InvalidRequest, RequestFailedError, ServiceClosed, StovetopError
 from stovetop.futures import APIFuture, pending
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class EngineThread:
         future: Future[Any] = pending()
         with self._lock:
             if self._closed:
-                raise InvalidRequest(f"{what}: this client's service is closed; make a new ServiceClient")
+                raise ServiceClosed(f"{what}: this client's service is closed; make a new ServiceClient")
             self._inbox.put(_Accepted(what, op, finish, future))
         return APIFuture(future)
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, RequestFailedError, ServiceClosed
 from stovetop.renderers.messages import Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Tool:
         try:
             output = self.function(*(value for _, value in arguments))
             return ToolResult(call, ToolOk(output if isinstance(output, str) else await output))
+        except (ServiceClosed, RequestFailedError):
+            raise  # of a model that the tool asks: nothing that the caller said was wrong
         except Exception as error:  # a tool is somebody else's code, and raises what it likes
             return ToolResult(call, ToolError(f"{type(error).__name__}: {error}"))
 

@@ -11,12 +11,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import current_process, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
 from stovetop.completers import StopCondition
-from stovetop.errors import InvalidRequest, WorkerDied
+from stovetop.errors import InvalidRequest, ServiceClosed, WorkerDied
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Metrics, Observation, StepResult, Trajectory
 
 T = TypeVar("T")
@@ -38,12 +38,17 @@ class WorkerPool:
 
     The clock of a call begins when its function and arguments are there, with the modules that they live in. `prepare`
     runs once in each process before that: what a first call would have to load otherwise belongs there. A pool pickles
-    as its settings; the copy starts processes of its own.
+    as its settings; the copy starts processes of its own, which a worker process cannot: there the copy is refused.
     """
 
     def __init__(self, num_workers: int = 2, prepare: Callable[[], None] | None = None) -> None:
         if num_workers < 1:
             raise InvalidRequest(f"a pool needs at least one worker: {num_workers}")
+        if current_process().daemon:
+            raise InvalidRequest(
+                "a worker process cannot have worker processes of its own: an environment that holds a WorkerPool, as "
+                "one with a MathGrader does, must step in the main process. Leave out the PooledGroupBuilder around it"
+            )
         self.num_workers = num_workers
         self._prepare = prepare
         self._threads = ThreadPoolExecutor(num_workers, "worker")  # as many threads wait as processes work
@@ -89,13 +94,13 @@ class WorkerPool:
 
     def _submit(self, call: "_Call") -> "Future[object]":
         if self._closed:
-            raise InvalidRequest("this pool of worker processes is closed")
+            raise ServiceClosed("this pool of worker processes is closed")
         return self._threads.submit(self._carry_out, call)
 
     def _carry_out(self, call: "_Call") -> object:
         """On one of the threads. A worker that answered is idle again; one that did not is ended and forgotten."""
         if self._closed:
-            raise WorkerDied(f"the pool of worker processes was closed before {call.name} began")
+            raise ServiceClosed(f"this pool of worker processes was closed before {call.name} began")
         worker = self._take_idle() or self._start_worker()
         with self._lock:
             if call.cancelled:  # while its worker started

@@ -17,7 +17,7 @@ from typing import TypeVar, assert_never
 from stovetop.client import SamplingClient
 from stovetop.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from stovetop.concurrency import map_together, together
-from stovetop.errors import EnvError, GradeError, InvalidRequest
+from stovetop.errors import EnvError, GradeError, InvalidRequest, RequestFailedError, ServiceClosed
 from stovetop.futures import APIFuture
 from stovetop.rl.limits import NO_LIMITS, Played, RolloutLimits, TerminationRewardPolicy
 from stovetop.rl.types import (
@@ -56,6 +56,9 @@ class SamplingPolicy:
     def __init__(
         self, sampling_client: SamplingClient, max_tokens: int, temperature: float = 1.0, seed: int | None = None
     ) -> None:
+        SamplingParams(
+            max_tokens, seed, temperature=temperature
+        )  # refused here, not as one failed rollout after another
         self._client = sampling_client
         self._max_tokens = max_tokens
         self._temperature = temperature
@@ -101,14 +104,24 @@ class FailFast:
 class RetryOnFailure:
     """A failed rollout is tried again in a fresh environment; what fails after the last retry is raised."""
 
-    max_retries: int = 3  # of each rollout
+    max_retries: int = 3  # of each rollout, on top of its first try
     timeout_s: float | None = None  # of one try; None: as long as it takes
+
+    def __post_init__(self) -> None:
+        _check_retries("RetryOnFailure", self.max_retries)
 
 
 @dataclass(frozen=True, slots=True)
 class MinViableGroup:
-    """As RetryOnFailure, but nothing is raised: a rollout that used up its retries is left out of its group, and a
-    group with too few left is skipped. Both are counted."""
+    """As RetryOnFailure, but a rollout that used up its retries is left out of its group, and a group with too few left
+    is skipped. Both are counted.
+
+    That holds for failures of environments and graders (EnvError, GradeError), for what ran out of time, and for an
+    observation that the policy refuses (InvalidRequest), because it is too long, say. What fails beyond these is not
+    the group's: a policy that raises anything else, and a service that fails or is closed, be it that of the policy or
+    of a judge in the environment, or a closed pool of worker processes, is raised after the retries. Else a batch would
+    come out empty and look like one of bad environments.
+    """
 
     min_successful: int | None = None  # rollouts that a group needs; None: three quarters of them, rounded up
     max_retries: int = 3
@@ -117,6 +130,12 @@ class MinViableGroup:
     def __post_init__(self) -> None:
         if self.min_successful is not None and self.min_successful < 1:
             raise InvalidRequest(f"MinViableGroup.min_successful must be at least 1: {self.min_successful}")
+        _check_retries("MinViableGroup", self.max_retries)
+
+
+def _check_retries(owner: str, max_retries: int) -> None:
+    if max_retries < 0:
+        raise InvalidRequest(f"{owner}.max_retries must not be negative: {max_retries}")
 
 
 ErrorPolicy = FailFast | RetryOnFailure | MinViableGroup
@@ -259,7 +278,7 @@ class _Rules:
 
     max_retries: int
     timeout_s: float | None
-    raises: bool  # what retries did not mend
+    raises: bool  # whatever retries did not mend; False: what is not the group's own failure
     min_successful: int | None = None
 
 
@@ -308,7 +327,7 @@ async def _play_group(builder: EnvGroupBuilder, policy: TokenCompleter, rules: _
         group = await _reward_group(builder, finished, rules.limits.rewards)
         return _GroupOutcome(group, errors, num_dropped=len(envs_G) - len(finished))
     except (EnvError, GradeError) as error:
-        if rules.raises:
+        if rules.raises or not _is_of_the_group(error):
             raise
         log.warning("%s is skipped: %s", type(builder).__name__, error)
         return _GroupOutcome(None, [*errors, error])
@@ -328,7 +347,7 @@ async def _play_with_retries(
             return _RolloutOutcome(env, trajectory, errors)
         except Exception as error:
             errors.append(error)
-            if len(errors) > rules.max_retries and rules.raises:
+            if len(errors) > rules.max_retries and (rules.raises or not _is_of_the_group(error)):
                 raise
             log.warning("try %d of %d failed: %s", len(errors), 1 + rules.max_retries, error)
             if len(errors) > rules.max_retries:
@@ -410,6 +429,16 @@ async def _or_error(answer: Awaitable[T]) -> T:
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
         raise RuntimeError("what it waited for was cancelled") from error
+
+
+def _is_of_the_group(error: Exception) -> bool:
+    """Whether MinViableGroup may leave out what failed, as its docstring says."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, ServiceClosed | RequestFailedError):
+            return False
+        link = link.__cause__
+    return isinstance(error, EnvError | GradeError | InvalidRequest)
 
 
 def _kind(error: Exception) -> str:

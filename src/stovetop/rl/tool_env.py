@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, ServiceClosed
 from stovetop.renderers import tools as function_tools
 from stovetop.renderers.messages import Message, ToolCall, ToolSpec
 from stovetop.renderers.tools import ToolError, ToolOk
@@ -111,6 +111,8 @@ class AgentToolMessageEnv:
             return error_tool_result(call, f"there is no tool {call.function.name!r}; there are: {', '.join(tools)}")
         try:
             result = await tools[call.function.name](call)
+        except ServiceClosed:
+            raise  # no other call would go better
         except InvalidRequest as error:
             return error_tool_result(call, str(error))
         return result if isinstance(result, ToolResult) else _of_function(result)
