@@ -13,7 +13,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from stovetop.errors import CheckpointError, CheckpointNotFound, StovetopError, TornCheckpoint
 
@@ -127,13 +127,15 @@ def _folder(path: Path) -> Path:
 
 def _manifest_of(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        intact = manifest.pop("sha256") == _digest(manifest)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        manifest: Any = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise TornCheckpoint(f"the checkpoint has no readable {MANIFEST}; use an earlier one: {folder}") from error
-    if not intact:
+    if not isinstance(manifest, dict) or "sha256" not in manifest:
+        raise TornCheckpoint(f"{MANIFEST} of the checkpoint is not one that was written here: {folder}")
+    content = cast(dict[str, Any], manifest)
+    if content.pop("sha256") != _digest(content):
         raise TornCheckpoint(f"{MANIFEST} of the checkpoint is damaged; use an earlier one: {folder}")
-    return manifest
+    return content
 
 
 def _digest(content: Mapping[str, Any]) -> str:

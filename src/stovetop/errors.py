@@ -19,6 +19,12 @@ import difflib
 from collections.abc import Iterable
 
 
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """Names for a message: the first of them, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
 class StovetopError(Exception):
     """Root of everything this package raises on purpose."""
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from engine import tiny
 from stovetop.backends import local
+from stovetop.backends.local import export_merged
 from stovetop.engine import ops
 from stovetop.engine.saved_states import describe
 from stovetop.engine.target_names import HEAD, part_of, peft_name, split_peft_name
@@ -101,6 +103,65 @@ def test_it_is_a_starting_point_for_training_and_for_sampling(tmp_path: Path) ->
 def test_what_we_cannot_do_is_refused_by_name(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=named):
         describe(saved(tmp_path / "theirs", **changes))
+
+
+def damaged(folder: Path, name: str, value: float, *, row: int = 0) -> Path:
+    """The same file with one number changed."""
+    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors[name][row, 0] = value
+    save_file(tensors, folder / "adapter_model.safetensors", metadata)
+    return folder
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused_by_the_factor_that_has_them(tmp_path: Path, value: float) -> None:
+    path = damaged(saved(tmp_path / "theirs"), peft_name("model.layers.1.self_attn.v_proj", "B"), value)
+    for op in (ops.LoadAdapter(path, with_optimizer=False), ops.LoadWeights(path)):
+        with pytest.raises(CheckpointError, match=r"NaN or infinity in model\.layers\.1\.self_attn\.v_proj\.B"):
+            tiny.run(tiny.engine(), op)
+
+
+HEAD_ON_BASE = "base_model.model.lm_head.base_layer.weight"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_peft_saves_beside_its_adapter_is_compared_with_the_models(tmp_path: Path, tied: bool) -> None:
+    base = str(tiny.save_model(tmp_path / "base", tiny.llama(tie_word_embeddings=tied)))
+    torch.manual_seed(1)
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"], init_lora_weights=False)
+    theirs = peft.get_peft_model(tiny.llama(tie_word_embeddings=tied), settings).eval()
+    theirs.save_pretrained(tmp_path / "theirs")  # by default with the head of the base model
+    assert HEAD_ON_BASE in load_file(tmp_path / "theirs" / "adapter_model.safetensors")
+    config = tmp_path / "theirs" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
+    with local.open_service(storage=tmp_path, threads=1) as service:
+        sampler = service.create_sampling_client(model_path=str(tmp_path / "theirs"))
+        scored = sampler.compute_logprobs(ModelInput.from_ints(TOKENS)).result()[1:]
+        assert scored == pytest.approx(logprobs(theirs), abs=1e-5)
+        export_merged(str(tmp_path / "theirs"), str(tmp_path / "merged"))
+        damaged(tmp_path / "theirs", HEAD_ON_BASE, 0.5, row=7)
+        with pytest.raises(Exception, match="not the base model's head"):
+            service.create_sampling_client(model_path=str(tmp_path / "theirs")).result()
+    with pytest.raises(CheckpointError, match="not the base model's head"):
+        export_merged(str(tmp_path / "theirs"), str(tmp_path / "more"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "[]",
+        "{",
+        '{"peft_type": "LORA"}',
+        '{"peft_type": "LORA", "r": "8", "lora_alpha": 1}',
+        '{"peft_type": "LORA", "r": 4}',
+    ],
+)
+def test_a_config_that_says_too_little_is_refused(tmp_path: Path, config: str) -> None:
+    (saved(tmp_path / "theirs") / "adapter_config.json").write_text(config)
+    with pytest.raises(CheckpointError, match="adapter_config"):
+        describe(tmp_path / "theirs")
 
 
 def test_a_setting_that_came_after_us_is_refused_unless_it_is_off(tmp_path: Path) -> None:

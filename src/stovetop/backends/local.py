@@ -99,8 +99,8 @@ def export_merged(
     """
     import torch
 
-    from stovetop.engine.adapter_files import read_adapter
-    from stovetop.engine.merge import write_merged
+    from stovetop.engine.adapter_files import check_head, read_adapter
+    from stovetop.engine.merge import stored_head, write_merged
     from stovetop.engine.model import fingerprint
     from stovetop.engine.saved_states import describe
 
@@ -113,4 +113,7 @@ def export_merged(
     if state.fingerprint not in (None, fingerprint(base)):
         raise CheckpointError(f"this adapter was trained on {state.base_model!r}, which is not what lies here: {base}")
     saved = read_adapter(Path(checkpoint), with_optimizer=False, device=torch.device("cpu"))
+    head_VE = stored_head(base)
+    if head_VE is not None:
+        check_head(saved.frozen_head_VE, head_VE, Path(checkpoint))
     return write_merged(base, saved.weights, Path(folder), dtype=dtype)

@@ -22,14 +22,15 @@ from torch import Tensor
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, write_folder
 from stovetop.engine.lora import AdapterWeights, Target
 from stovetop.engine.optim import Moments
-from stovetop.engine.saved_states import CONFIG, OPTIMIZER, TENSORS, describe, is_foreign
-from stovetop.engine.target_names import HEAD, peft_name, split_peft_name
-from stovetop.errors import CheckpointError
+from stovetop.engine.saved_states import CONFIG, MARK, OPTIMIZER, TENSORS, describe, is_foreign
+from stovetop.engine.target_names import FROZEN_HEAD, peft_name, split_peft_name
+from stovetop.errors import CheckpointError, listed
 
 
 class SavedAdapter(NamedTuple):
     weights: AdapterWeights
     moments: Moments
+    frozen_head_VE: Tensor | None = None  # of the base model that PEFT trained it on, where it has saved that
 
 
 def write_adapter(
@@ -43,45 +44,75 @@ def write_adapter(
 ) -> None:
     """`moments` None writes weights alone, for sampling."""
     files = {
-        TENSORS: save({_peft_name(name): _plain(t) for name, t in weights.tensors.items()}),
+        TENSORS: save({_peft_name(name): _plain(t) for name, t in weights.tensors.items()}, MARK),
         CONFIG: json.dumps(_peft_config(weights, meta["base_model"]), indent=1).encode(),
     }
     if moments is not None:
         tensors = {f"mean.{name}": _plain(t) for name, t in moments.mean.items()}
         tensors |= {f"square.{name}": _plain(t) for name, t in moments.square.items()}
-        files[OPTIMIZER] = save({**tensors, "step": torch.tensor(moments.step)})
+        files[OPTIMIZER] = save({**tensors, "step": torch.tensor(moments.step)}, MARK)
     whole = {**meta, "lora": asdict(weights.config), "with_optimizer": moments is not None}
     write_folder(path, files, whole, overwrite=overwrite, disk=disk)
 
 
 def read_adapter(path: Path, *, with_optimizer: bool, device: torch.device) -> SavedAdapter:
-    """Without the optimizer the moments are empty, as before a first step."""
+    """Without the optimizer the moments are empty, as before a first step. Numbers that are not finite are refused."""
     lora = describe(path).lora
     files = {TENSORS: (path / TENSORS).read_bytes()} if is_foreign(path) else read_folder(path)
-    tensors = {_own_name(name): tensor.to(device, torch.float32) for name, tensor in load(files[TENSORS]).items()}
+    found = load(files[TENSORS])
+    frozen_head_VE = found.pop(FROZEN_HEAD, None)
+    tensors = {_own_name(name): tensor.to(device, torch.float32) for name, tensor in found.items()}
+    _check_finite(tensors, TENSORS, path)
     weights = AdapterWeights(lora, tensors)
     if not with_optimizer:
-        return SavedAdapter(weights, Moments())
+        return SavedAdapter(weights, Moments(), frozen_head_VE)
     if OPTIMIZER not in files:
         raise CheckpointError(f"there is no optimizer beside these weights; use a path of save_state: {path}")
     optimizer = load(files[OPTIMIZER])
     step = int(optimizer.pop("step"))
-    return SavedAdapter(
-        weights, Moments(step, _under("mean.", optimizer, device), _under("square.", optimizer, device))
-    )
+    _check_finite(optimizer, OPTIMIZER, path)
+    moments = Moments(step, _under("mean.", optimizer, device), _under("square.", optimizer, device))
+    return SavedAdapter(weights, moments)
 
 
-def check_fits(weights: AdapterWeights, targets: list[Target], path: Path) -> None:
-    """Every factor has its linear in this base model, with its size."""
-    sizes = {f"{t.name}.A": (weights.config.rank, t.num_inputs) for t in targets}
-    sizes |= {f"{t.name}.B": (t.num_outputs, weights.config.rank) for t in targets}
-    for name, tensor in sorted(weights.tensors.items()):
+def _check_finite(tensors: dict[str, Tensor], file: str, path: Path) -> None:
+    bad = sorted(name for name, tensor in tensors.items() if not torch.isfinite(tensor).all())
+    if bad:
+        raise CheckpointError(
+            f"{file} holds NaN or infinity in {listed(bad)}: the adapter diverged before it was saved, or the file was "
+            f"changed since; use an earlier one: {path}"
+        )
+
+
+def check_fits(saved: SavedAdapter, targets: list[Target], head_VE: Tensor, path: Path) -> None:
+    """Every factor has its linear in this base model, with its size; and a head that PEFT has saved is the model's."""
+    rank = saved.weights.config.rank
+    sizes = {f"{t.name}.A": (rank, t.num_inputs) for t in targets}
+    sizes |= {f"{t.name}.B": (t.num_outputs, rank) for t in targets}
+    for name, tensor in sorted(saved.weights.tensors.items()):
         if name not in sizes:
             raise CheckpointError(
                 f"the base model has no linear {name.rpartition('.')[0]!r} that an adapter may train: {path}"
             )
         if tuple(tensor.shape) != sizes[name]:
             raise CheckpointError(f"{name} is {tuple(tensor.shape)}, the base model needs {sizes[name]}: {path}")
+    check_head(saved.frozen_head_VE, head_VE, path)
+
+
+def check_head(saved_VE: Tensor | None, head_VE: Tensor, path: Path) -> None:
+    """A head that PEFT has saved beside an adapter is the base model's, as far as their two dtypes tell."""
+    if saved_VE is None:
+        return
+    saved_VE = saved_VE.to(head_VE.device)
+    same = saved_VE.shape == head_VE.shape and (
+        torch.equal(saved_VE.to(head_VE.dtype), head_VE) or torch.equal(head_VE.to(saved_VE.dtype), saved_VE)
+    )
+    if not same:
+        raise CheckpointError(
+            f"{FROZEN_HEAD}, which PEFT saved beside the adapter, is not the base model's head: it was resized, "
+            f"trained, or belongs to another model. Merge the adapter into its base with PEFT and start from that: "
+            f"{path}"
+        )
 
 
 def _under(prefix: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -112,7 +143,7 @@ def _peft_config(weights: AdapterWeights, base_model: str) -> dict[str, Any]:
         "lora_alpha": weights.config.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted({target if target == HEAD else target.rpartition(".")[2] for target in targets}),
+        "target_modules": targets,  # full names: a bare "q_proj" would be adapted in a vision tower too
         "inference_mode": True,
     }
 

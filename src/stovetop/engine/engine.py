@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         self._model = model
         if recompute or (recompute is None and model.needs_recompute(max_tokens_per_pass)):
-            recompute_layers(model.trunk)
+            recompute_layers(model.layers.layers)
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         self._sampler = Sampler(model)
         self._scheduler = Scheduler(max_tokens_per_pass, share_passes=model.arithmetic.can_stack)
@@ -120,7 +120,8 @@ class Engine:
                 targets = chosen(config, self._model.targets, self._model.untrainable)
                 return Adapter(initial_weights(config, targets, self._model.device))
             case ops.LoadAdapter(path, with_optimizer):
-                return Adapter(*self._read(path, with_optimizer))
+                saved = self._read(path, with_optimizer)
+                return Adapter(saved.weights, saved.moments)
             case ops.ForwardBackwardCustom(adapter, data, loss_fn):
                 return self._trainer.forward_backward_custom(adapter, data, loss_fn)
             case ops.OptimStep(adapter, params):
@@ -129,7 +130,8 @@ class Engine:
                 moments = adapter.moments if with_optimizer else None
                 return write_adapter(path, adapter.weights, moments, meta, overwrite=overwrite, disk=self._disk)
             case ops.RestoreAdapter(adapter, path, with_optimizer):
-                return adapter.restore(*self._read(path, with_optimizer))
+                saved = self._read(path, with_optimizer)
+                return adapter.restore(saved.weights, saved.moments)
             case ops.Freeze(adapter):
                 return adapter.weights
             case ops.LoadWeights(path):
@@ -141,7 +143,7 @@ class Engine:
 
     def _read(self, path: Path, with_optimizer: bool) -> SavedAdapter:
         saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
-        check_fits(saved.weights, self._model.targets, path)
+        check_fits(saved, self._model.targets, self._model.weight_VE, path)
         return saved
 
 

@@ -147,16 +147,16 @@ def broken_promise(base) -> str | None:
 def _first_layers(base) -> Iterator[int]:
     """Inside, the model has only as many of its first layers as it takes to see every kind of them, and two at least:
     kernels choose by shapes, and the shapes are all there."""
-    name = next(name for name, module in base.trunk.named_modules() if name.split(".")[-1] == "layers")
-    parent, layers = base.trunk.get_submodule(name.rpartition(".")[0]), base.trunk.get_submodule(name)
+    name, layers = base.layers
+    parent, own = base.trunk.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
     types = getattr(base.config, "layer_types", None) or [""] * len(layers)
     kinds = [(kind, *(p.shape for p in layer.parameters())) for kind, layer in zip(types, layers, strict=True)]
     count = max(2, *(kinds.index(kind) + 1 for kind in kinds))
-    parent.layers = layers[:count]
+    setattr(parent, own, layers[:count])
     try:
         yield min(count, len(layers))
     finally:
-        parent.layers = layers
+        setattr(parent, own, layers)
 
 
 def _logits(base, sequences: list[list[int]], parts: Parts, share: bool = False) -> list[Tensor]:

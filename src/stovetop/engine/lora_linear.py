@@ -1,11 +1,12 @@
 # pyright: basic
 """The place for adapters beside every `Linear` of a base model, whose weights are frozen and shared."""
 
-from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
 from stovetop.engine.arithmetic import Arithmetic, Frozen
+from stovetop.engine.decoder_layers import DecoderLayers
 from stovetop.engine.lora import Target
 from stovetop.engine.low_rank import adapted_linear
 from stovetop.engine.routing import Routing
@@ -27,31 +28,68 @@ class LoraLinear(nn.Module):
         return adapted_linear(x, *self.frozen, self.routing.of(self.name), self.arithmetic)
 
 
-def find_targets(trunk: nn.Module, prefix: str) -> Mapping[str, nn.Linear]:
+def find_targets(found: DecoderLayers, config: Any, prefix: str) -> dict[str, nn.Linear]:
     """Every linear inside the decoder layers. Routers of experts are left alone: they are no projection, and training
     them is not what `train_mlp` means."""
-    found = {}
-    for name, module in trunk.named_modules():
-        pieces = name.split(".")
-        if not isinstance(module, nn.Linear) or "layers" not in pieces or pieces[-1] in ("gate", "router"):
+    targets = {}
+    for index, layer in enumerate(found.layers):
+        left_alone = _routers(layer, _expert_counts(config))
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.Linear) and module not in left_alone:
+                targets[f"{prefix}{found.name}.{index}.{name}"] = module
+    return targets
+
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+
+
+def _expert_counts(config: Any) -> set[int]:
+    values = [getattr(config, name, None) for name in EXPERT_COUNTS]
+    return {count for value in values for count in (value if isinstance(value, list) else [value]) if count}
+
+
+def _routers(layer: nn.Module, counts: set[int]) -> set[nn.Module]:
+    """Linears beside experts (a list of modules or a tensor of three dimensions) with one output for each of them, or
+    with a single one, which is the gate of a shared expert."""
+    routers: set[nn.Module] = set()
+    for name, part in layer.named_modules():
+        experts = [module for module in part.modules() if _are_experts(module, counts)]
+        if not name or not experts:
             continue
-        found[f"{prefix}{name}"] = module
-    return found
+        inside = {inner for module in experts if isinstance(module, nn.ModuleList) for inner in module.modules()}
+        linears = (module for module in part.modules() if isinstance(module, nn.Linear) and module not in inside)
+        routers |= {module for module in linears if module.out_features in {1, *counts}}
+    return routers
 
 
-def untrainable_parts(trunk: nn.Module) -> dict[str, str]:
+def _are_experts(module: nn.Module, counts: set[int]) -> bool:
+    if isinstance(module, nn.ModuleList):
+        return len(module) in counts
+    return any(parameter.dim() == 3 and len(parameter) in counts for parameter in module.parameters(recurse=False))
+
+
+def untrainable_parts(found: DecoderLayers) -> dict[str, str]:
     """Parts that hold weights which are no `Linear`, and why an adapter cannot train them."""
-    for name, module in trunk.named_modules():
-        fused = [child for child, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3]
-        if fused and "layers" in name.split("."):
-            return {"mlp": f"its experts are fused into one tensor each ({name}.{fused[0]})"}
-    return {}
+    reasons = {}
+    for index, layer in enumerate(found.layers):
+        for name, module in layer.named_modules():
+            for child, parameter in module.named_parameters(recurse=False):
+                full_name = f"{found.name}.{index}.{name}.{child}"
+                if parameter.dim() == 3:
+                    reason = f"its experts are fused into one tensor each ({full_name})"
+                    reasons.setdefault(part_of(full_name), reason)
+                elif type(module).__name__ == "Conv1D" and parameter.dim() == 2:
+                    reason = f"its weights are no Linear but of GPT-2's kind, transposed ({full_name})"
+                    reasons.setdefault(part_of(full_name), reason)
+    return reasons
 
 
-def wrap(trunk: nn.Module, prefix: str, routing: Routing, arithmetic: Arithmetic) -> list[Target]:
+def wrap(
+    trunk: nn.Module, found: DecoderLayers, config: Any, prefix: str, routing: Routing, arithmetic: Arithmetic
+) -> list[Target]:
     """Puts a `LoraLinear` in the place of every target and returns them in the model's order."""
     targets = []
-    for full_name, linear in find_targets(trunk, prefix).items():
+    for full_name, linear in find_targets(found, config, prefix).items():
         parent_name, _, child = full_name.removeprefix(prefix).rpartition(".")
         setattr(trunk.get_submodule(parent_name), child, LoraLinear(linear, full_name, routing, arithmetic))
         targets.append(Target(full_name, part_of(full_name), linear.in_features, linear.out_features))

@@ -22,7 +22,7 @@ from torch import Tensor
 from stovetop.durable import LOCAL_DISK
 from stovetop.engine.lora import AdapterWeights, factors_of
 from stovetop.engine.target_names import HEAD
-from stovetop.errors import CheckpointError, InvalidRequest
+from stovetop.errors import CheckpointError, InvalidRequest, listed
 
 INDEX = "model.safetensors.index.json"
 LEFT_BEHIND = {"manifest.json", INDEX}  # about the base's own files
@@ -117,7 +117,7 @@ class _Plan:
         if missing:
             raise CheckpointError(
                 f"these weights, which the adapter changes, are not in the base model's *.safetensors under their own "
-                f"names, so it cannot be merged: {', '.join(missing[:4])}{' ...' if missing[4:] else ''} ({base})"
+                f"names, so it cannot be merged: {listed(missing)} ({base})"
             )
         return cls(weights, files, targets, untied_from)
 
@@ -173,6 +173,17 @@ def _embedding(names: set[str], base: Path) -> str | None:
     config = json.loads((base / "config.json").read_text())
     found = [name for name in names if name.endswith("embed_tokens.weight")]
     return found[0] if config.get("tie_word_embeddings", True) and len(found) == 1 else None
+
+
+def stored_head(base: Path) -> Tensor | None:
+    """The head's weight in the base's files, or that of the embedding which it is tied to; None where neither is."""
+    files = sorted(base.glob("*.safetensors"))
+    names = {name: file for file in files for name in _names(file)}
+    name = f"{HEAD}.weight" if f"{HEAD}.weight" in names else _embedding(set(names), base)
+    if name is None:
+        return None
+    with safe_open(names[name], framework="pt") as opened:
+        return opened.get_tensor(name)
 
 
 def _write_rest(base: Path, folder: Path, plan: _Plan, stored: list[_Stored]) -> None:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from stovetop.client import Tokenizer
 from stovetop.engine import exactness, recompute
 from stovetop.engine.arithmetic import Arithmetic, Fast, Frozen, RowExact
-from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
+from stovetop.engine.attention import NAME, AttentionPlan, CurrentPlan, PackedAttention
+from stovetop.engine.decoder_layers import DecoderLayers, find_layers
 from stovetop.engine.logprobs import Head
 from stovetop.engine.lora import Target
 from stovetop.engine.lora_linear import LoraLinear, untrainable_parts, wrap
@@ -53,12 +54,14 @@ class BaseModel:
     stop_tokens: frozenset[int]  # the model's own ends of text
     tokenizer: Tokenizer | None  # None for a folder without one
     config: PreTrainedConfig
-    trunk: nn.Module
+    trunk: PreTrainedModel
+    layers: DecoderLayers
     weight_VE: Tensor
     bias_V: Tensor | None
     multiplier: float  # of the head's outputs
     softcap: float | None  # of the logits
     routing: Routing
+    current_plan: CurrentPlan
     arithmetic: Arithmetic
     attends_plainly: bool = False  # in every layer: without windows, soft caps and sinks
 
@@ -69,10 +72,8 @@ class BaseModel:
 
     def hidden_states_of(self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, parts: Parts) -> Tensor:
         """The same from tensors that are on the device."""
-        self.routing.parts = parts
-        output = self.trunk(
-            input_ids=tokens_N[None], position_ids=positions_N[None], use_cache=False, attention_plan=plan
-        )
+        self.routing.parts, self.current_plan.plan = parts, plan
+        output = self.trunk(input_ids=tokens_N[None], position_ids=positions_N[None], use_cache=False)
         return output.last_hidden_state[0]
 
     def frozen_weights(self) -> list[Tensor]:
@@ -161,27 +162,35 @@ def _wrapped(
     model: PreTrainedModel, name: str, fingerprint: str, tokenizer: Tokenizer | None, arithmetic: Arithmetic
 ) -> BaseModel:
     config = model.config.get_text_config()
-    trunk, head, routing = model.base_model, model.get_output_embeddings(), Routing()
+    trunk, head, routing = cast(PreTrainedModel, model.base_model), model.get_output_embeddings(), Routing()
     if head is None:
         raise InvalidRequest(f"base model {name!r} has no output head, so it is no causal language model")
-    targets = wrap(trunk, f"{model.base_model_prefix}.", routing, arithmetic)
+    layers = find_layers(trunk)
+    if layers is None:
+        raise InvalidRequest(
+            f"base model {name!r} has no list of {config.num_hidden_layers} decoder layers, as its config says; choose "
+            "a decoder-only model of transformers"
+        )
+    targets = wrap(trunk, layers, config, f"{model.base_model_prefix}.", routing, arithmetic)
     targets.append(Target(HEAD, "unembed", head.weight.shape[1], head.weight.shape[0]))
     return BaseModel(
         limits=ModelLimits(name, head.weight.shape[0], config.max_position_embeddings),
         fingerprint=fingerprint,
         targets=targets,
-        untrainable=untrainable_parts(trunk),
+        untrainable=untrainable_parts(layers),
         device=head.weight.device,
         num_layers=config.num_hidden_layers,
         stop_tokens=_stop_tokens(model, tokenizer),
         tokenizer=tokenizer,
         config=config,
         trunk=trunk,
+        layers=layers,
         weight_VE=head.weight,
         bias_V=getattr(head, "bias", None),
         multiplier=_multiplier(config),
         softcap=getattr(config, "final_logit_softcapping", None),
         routing=routing,
+        current_plan=CurrentPlan().given_to(trunk),
         arithmetic=arithmetic,
     )
 

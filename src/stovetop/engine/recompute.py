@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 SHARE_OF_FREE_MEMORY = 0.5  # that activations may take before they are recomputed
 
 
-def recompute_layers(trunk: nn.Module) -> None:
+def recompute_layers(layers: nn.ModuleList) -> None:
     """From now on every decoder layer keeps its input only."""
-    for layer in _layers(trunk):
+    for layer in layers:
         layer.forward = functools.partial(_recomputed, layer.forward)
 
 
@@ -27,10 +27,6 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-
-def _layers(trunk: nn.Module) -> list[nn.Module]:
-    return [layer for name, module in trunk.named_modules() if name.endswith("layers") for layer in module.children()]
 
 
 def is_needed(config: Any, num_tokens: int, element_bytes: int, device: torch.device) -> bool:

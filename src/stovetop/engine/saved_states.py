@@ -3,10 +3,12 @@
 somebody else wrote. No torch. What does not fit is refused here by name; the tensors are read in `adapter_files.py`.
 
 A PEFT adapter is taken over as it is: it may train some projections of a part and not others (q_proj and v_proj, say),
-and goes on training just these.
+and goes on training just these. Files of ours carry a mark in the metadata of their tensors, so one that has lost its
+manifest is a torn checkpoint and not a PEFT adapter.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from stovetop.durable import MANIFEST, read_manifest
-from stovetop.engine.target_names import part_of, split_peft_name
+from stovetop.engine.target_names import FROZEN_HEAD, part_of, split_peft_name
 from stovetop.errors import CheckpointError, TornCheckpoint
 from stovetop.types import LoraConfig
 
 TENSORS, CONFIG, OPTIMIZER = "adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"
+MARK = {"format": "pt", "written_by": "stovetop"}  # the metadata of our tensor files; PEFT's have only the format
 
 _UNDERSTOOD = {"peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "target_modules"}
 _WITHOUT_EFFECT = {  # on what a finished adapter computes; which linears it has, its tensors tell
@@ -57,23 +60,44 @@ def describe(path: Path) -> SavedState:
     if is_foreign(path):
         return _describe_peft(path)
     manifest = read_manifest(path)
-    lora = LoraConfig(**manifest["lora"])
-    return SavedState(manifest["base_model"], manifest["fingerprint"], lora, manifest["with_optimizer"])
+    try:
+        lora = LoraConfig(**manifest["lora"])
+        return SavedState(manifest["base_model"], manifest["fingerprint"], lora, manifest["with_optimizer"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"this folder holds no saved adapter (its {MANIFEST} describes something else); pass a path that "
+            f"save_state or save_weights_for_sampler returned: {path}"
+        ) from error
 
 
 def is_foreign(path: Path) -> bool:
-    """A PEFT folder without our manifest. One that holds our optimizer has lost it, and is torn."""
-    return (path / CONFIG).is_file() and not (path / MANIFEST).exists() and not (path / OPTIMIZER).exists()
+    """A PEFT folder. One without a manifest that holds our optimizer, or tensors with our mark, has lost it and is
+    torn."""
+    if (path / MANIFEST).exists() or (path / OPTIMIZER).exists() or not (path / CONFIG).is_file():
+        return False
+    return not (path / TENSORS).is_file() or _metadata(path) != MARK
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path / TENSORS, framework="np") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise TornCheckpoint(f"{TENSORS} of the adapter is damaged ({error}); use an earlier one: {path}") from error
 
 
 def _describe_peft(path: Path) -> SavedState:
     config = _checked_config(path)
-    rank = config["r"]
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise CheckpointError(
+            f"r must be a positive integer and lora_alpha a number in {CONFIG}, not {rank!r} and {alpha!r}: {path}"
+        )
     targets = _targets(path, rank)
     parts = {part_of(target) for target in targets}
     lora = LoraConfig(
         rank=rank,
-        alpha=config["lora_alpha"] * (rank**0.5 if config.get("use_rslora") else 1.0),  # which divides by sqrt(rank)
+        alpha=alpha * (rank**0.5 if config.get("use_rslora") else 1.0),  # which divides by sqrt(rank)
         train_attn="attn" in parts,
         train_mlp="mlp" in parts,
         train_unembed="unembed" in parts,
@@ -86,6 +110,8 @@ def _checked_config(path: Path) -> dict[str, Any]:
         config = json.loads((path / CONFIG).read_bytes())
     except ValueError as error:
         raise TornCheckpoint(f"{CONFIG} of the adapter is not JSON: {path}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{CONFIG} of the adapter must hold an object, not {type(config).__name__}: {path}")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
             f"only adapters of peft_type LORA can be taken over, not {config.get('peft_type')!r}: {path}"
@@ -103,19 +129,23 @@ def _checked_config(path: Path) -> dict[str, Any]:
 
 def _targets(path: Path, rank: int) -> set[str]:
     """The linears that the file has factors for, all of them of this rank."""
-    if not (path / TENSORS).is_file():
+    if (path / "adapter_model.bin").is_file() and not (path / TENSORS).is_file():
         raise CheckpointError(f"the adapter has no {TENSORS}; save it with safe_serialization=True: {path}")
+    if not (path / TENSORS).is_file():
+        raise TornCheckpoint(f"the adapter has lost its {TENSORS}; use another copy: {path}")
     found: dict[str, set[str]] = {}
     try:
         with safe_open(path / TENSORS, framework="np") as file:
             for name in file.keys():  # noqa: SIM118  a file is no mapping
+                if name == FROZEN_HEAD:  # the base model's own, compared with it when the adapter is loaded
+                    continue
                 split = split_peft_name(name)
                 if split is None:
                     raise CheckpointError(f"the adapter holds a tensor that is no factor of a linear, {name!r}: {path}")
                 target, factor = split
                 found.setdefault(target, set()).add(factor)
                 shape = file.get_slice(name).get_shape()
-                if shape[0 if factor == "A" else 1] != rank:
+                if len(shape) != 2 or shape[0 if factor == "A" else 1] != rank:
                     raise CheckpointError(f"r is {rank} in {CONFIG}, but {name} is {shape}: {path}")
     except SafetensorError as error:
         raise TornCheckpoint(f"{TENSORS} of the adapter is damaged ({error}): {path}") from error

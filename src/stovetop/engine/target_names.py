@@ -26,6 +26,9 @@ def split_peft_name(name: str) -> tuple[str, str] | None:
     return None
 
 
+FROZEN_HEAD = f"{PREFIX}{HEAD}.base_layer.weight"  # PEFT saves the base model's head beside an adapter that trains it
+
+
 def peft_name(target: str, factor: str) -> str:
     """The other way round."""
     return f"{PREFIX}{target}.{FACTORS[factor]}"
