@@ -211,17 +211,19 @@ def interleave(sources: Sequence[Sequence[T]], weights: Sequence[float], num_row
 class Batches(Generic[T]):
     """All batches of a run. `batches[position]` depends on the seed and the position alone: a run may begin anywhere.
 
-    Every epoch is shuffled anew and cut into batches; what does not fill one is left out of that epoch (another epoch's
-    order leaves out other rows).
+    Every epoch is shuffled anew and cut into batches, of which the last may be short. With `drop_last` what does not
+    fill a batch is left out of that epoch (another epoch's order leaves out other rows).
     """
 
-    def __init__(self, rows: Sequence[T], batch_size: int, *, num_epochs: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, rows: Sequence[T], batch_size: int, *, num_epochs: int = 1, seed: int = 0, drop_last: bool = False
+    ) -> None:
         if not 1 <= batch_size <= len(rows):
             raise InvalidRequest(f"batch_size must be in 1..{len(rows)}, the number of rows: {batch_size}")
         if num_epochs < 1:
             raise InvalidRequest(f"num_epochs must be at least 1: {num_epochs}")
         self.batch_size = batch_size
-        self.num_per_epoch = len(rows) // batch_size
+        self.num_per_epoch = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
         self._rows = rows
         self._num_epochs = num_epochs
         self._seed = seed

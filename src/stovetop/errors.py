@@ -3,7 +3,8 @@
 StovetopError
 ├── InvalidRequest        what you passed is wrong; raised at the call, nothing was done (also a ValueError)
 │   ├── UnknownName       a name that is in no table; the message suggests the nearest (also a LookupError)
-│   └── ServiceClosed     a call of a client whose service was closed, or of a closed pool of worker processes
+│   ├── ServiceClosed     a call of a client whose service was closed, or of a closed pool of worker processes
+│   └── NothingToTrain    an example none of whose tokens would be trained; data sets leave such rows out
 ├── RequestFailedError    a call that was accepted and then failed; says which call it was
 ├── CheckpointError       a checkpoint that cannot be used
 │   ├── CheckpointNotFound
@@ -47,6 +48,10 @@ class UnknownName(InvalidRequest, LookupError):
 class ServiceClosed(InvalidRequest):
     """The service of this client, or this pool of worker processes, was closed: no call of it can succeed any more,
     whatever is passed."""
+
+
+class NothingToTrain(InvalidRequest):
+    """An example in which no token would be trained on. A data set of rows leaves such rows out and reports them."""
 
 
 class RequestFailedError(StovetopError):

@@ -132,9 +132,23 @@ def test_pairs_stay_interleaved_in_every_epoch_and_batch(labels, batch_size, epo
     assert len(set(seen)) == len(seen) == len(labels) - labels.count("Tie")
 
 
-def test_a_pair_whose_answer_is_cut_off_is_refused_with_its_row():
+def test_a_pair_whose_answer_is_cut_off_is_left_out_with_its_row_and_the_reason():
+    pairs = [labeled("A", "q"), labeled("A", "q" * 99), labeled("A", "q")]
+    dataset = DPODataset(pairs, 1, RENDERER, max_length=80)
+    assert len(dataset) == 2
+    assert list(dataset.untrainable) == [1]
+    assert dataset.untrainable[1].startswith("row 1: max_length=80 cuts off all")
     with pytest.raises(InvalidRequest, match="row 0: max_length=8 cuts off all"):
-        DPODataset([labeled()], 1, RENDERER, max_length=8).get_batch(0)
+        DPODataset([labeled()], 1, RENDERER, max_length=8)
+    with pytest.raises(InvalidRequest, match="row 1: max_length=80 cuts off all"):
+        DPODataset(pairs, 3, RENDERER, max_length=80, on_untrainable="refuse").get_batch(0)
+
+
+def test_comparisons_whose_label_is_cut_off_are_left_out():
+    comparisons = [labeled("A", "q"), labeled("A", "q" * 500), labeled("B", "q")]
+    dataset = preference_model_dataset(comparisons, 2, JUDGED, max_length=300)
+    assert len(dataset) == 1
+    assert len(dataset.get_batch(0)) == 4
 
 
 def test_an_answer_that_is_cut_short_is_counted_and_said(caplog):

@@ -228,7 +228,7 @@ def test_a_dataset_has_batches_of_builders_one_for_each_prompt():
     make = partial(PairwisePreferenceGroupBuilder, policy_renderer=RENDERER, preference_model=longer_wins, num_envs=2)
     comparisons = Ready(5, 0).get_labeled_comparisons().train
     dataset = PairwisePreferenceDataset(comparisons, 2, make, num_epochs=3)
-    assert len(dataset) == 6
+    assert len(dataset) == 9
     prompts = [one.convo_prefix[0]["content"] for index in (0, 1) for one in dataset.get_batch(index)]
     assert len(set(prompts)) == 4
     assert [one.convo_prefix for one in dataset.get_batch(0)] == [one.convo_prefix for one in dataset.get_batch(0)]

@@ -15,7 +15,7 @@ from stovetop.checkpoints import load_checkpoints_file
 from stovetop.errors import InvalidRequest, RequestFailedError
 from stovetop.recipes import sl_loop
 from stovetop.runs import load
-from stovetop.types import Datum
+from stovetop.types import Datum, LoraConfig
 
 NUM_STEPS = 8  # of two epochs
 
@@ -76,6 +76,44 @@ def test_calls_are_made_in_program_order(config: sl_loop.Config) -> None:
         ["forward", *step, *step],
     )
     assert verbs == [*first, *second, *third, "forward", "save_state", "save_weights_for_sampler"]
+
+
+def test_the_last_short_batch_of_an_epoch_is_trained(config: sl_loop.Config) -> None:
+    """Eight chats in batches of three: every epoch has all of them, once."""
+    batches = trained_batches(train(replace(config, batch_size=3)))
+    assert [len(batch) for batch in batches] == [3, 3, 2] * 2
+    for epoch in (batches[:3], batches[3:]):
+        assert len({str(datum.model_input.to_ints()) for batch in epoch for datum in batch}) == 8
+
+
+def test_a_batch_counts_chats_where_each_makes_several_datums(config: sl_loop.Config, tmp_path: Path) -> None:
+    chats = [{"messages": [*turn("q", "a"), *turn("r", "b")]} for _ in range(6)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    config = replace(config, dataset=str(tmp_path / "chats.jsonl"), test_size=0, batch_size=4, num_epochs=1)
+    batches = trained_batches(train(replace(config, renderer_name="qwen3")))
+    assert [len(batch) for batch in batches] == [8, 4]
+
+
+def turn(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def test_a_chat_with_nothing_to_train_on_is_left_out_and_counted(
+    config: sl_loop.Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Path(config.dataset).open("a") as file:
+        file.write(json.dumps({"messages": [{"role": "user", "content": "hm"}]}) + "\n")
+    train(replace(config, test_size=0))
+    assert {row.get("num_untrainable", 1) for row in rows(config)} == {1}
+    assert "1 of 11 rows have nothing to train on" in caplog.text
+
+
+def test_the_adapter_is_made_as_the_config_says(config: sl_loop.Config) -> None:
+    [created] = [call for call in train(config) if call.verb == "create_lora_training_client"]
+    assert created.arguments["base_model"] == "any/model"
+    assert created.arguments["config"] == LoraConfig(rank=4, seed=0, train_unembed=True)
+    created, *_ = train(replace(config, log_path=f"{config.log_path}2", train_unembed=False, seed=3))
+    assert created.arguments["config"] == LoraConfig(rank=4, seed=3, train_unembed=False)
 
 
 def test_the_next_step_is_submitted_before_this_one_is_finished(config: sl_loop.Config) -> None:

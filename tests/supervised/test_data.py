@@ -12,9 +12,10 @@ from PIL import Image
 from renderers.families import qwen3_image_processor
 from renderers.languages import chat, chatml, save, thinking
 from stovetop.backends.byte_tokenizer import ByteTokenizer
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, NothingToTrain, UnknownName
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.renderers.images import image_part
+from stovetop.renderers.messages import Message
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.supervised.data import (
     ChatDataset,
@@ -25,6 +26,7 @@ from stovetop.supervised.data import (
     conversation_to_datum,
     conversations_to_data,
     create_rightshifted_model_input_and_leftshifted_targets,
+    data_of_chats,
     datum_from_model_input_weights,
 )
 from stovetop.types import Datum, EncodedTextChunk, ImageChunk, ModelInput
@@ -154,11 +156,54 @@ def test_chats_become_data_in_their_order_and_as_many_as_their_renderer_needs() 
     assert len(conversations_to_data(chats, ChatTemplateRenderer(thinking()), None)) == 3
 
 
-def test_a_chat_that_makes_no_datum_is_refused_by_its_number() -> None:
-    with pytest.raises(InvalidRequest, match="row 1: train_on_what=all_assistant_messages leaves no token"):
-        conversations_to_data([chat("q", "a"), chat("only a question")], RENDERER, None)
-    with pytest.raises(InvalidRequest, match="row 0: max_length=40 cuts off all"):
-        conversations_to_data([chat("q" * 50, "a")], RENDERER, 40)
+def test_chats_that_make_no_datum_are_left_out_and_reported_by_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    chats = [chat("q", "a"), chat("only a question"), chat("q", "b"), chat("q" * 50, "a"), chat("q", "c")]
+    by_chat = data_of_chats(chats, RENDERER, 40)
+    assert by_chat.data_of_chat == [[conversation_to_datum(chats[index], RENDERER, None)] for index in (0, 2, 4)]
+    assert list(by_chat.untrainable) == [1, 3]
+    assert by_chat.untrainable[1].startswith("row 1: train_on_what=all_assistant_messages leaves no token")
+    assert by_chat.untrainable[3].startswith("row 3: max_length=40 cuts off all")
+    assert "2 of 5 rows have nothing to train on (rows 1, 3) and are left out" in caplog.messages[0]
+    assert conversations_to_data(chats, RENDERER, 40) == [datum for [datum] in by_chat.data_of_chat]
+
+
+@pytest.mark.parametrize("num_good", [0, 1])
+def test_more_than_half_of_the_chats_without_anything_to_train_on_is_an_error(num_good: int) -> None:
+    chats = [*[chat("q", "a")] * num_good, *[chat("only a question")] * 2]
+    with pytest.raises(NothingToTrain, match=rf"2 of {2 + num_good} rows have nothing to train on .* more than half"):
+        data_of_chats(chats, RENDERER, None)
+    with pytest.raises(NothingToTrain, match="more than half"):
+        ChatDataset(chats, 1, RENDERER)
+
+
+def test_on_request_the_first_chat_that_makes_no_datum_is_an_error() -> None:
+    chats = [chat("q", "a"), chat("only a question"), chat("q", "a")]
+    with pytest.raises(NothingToTrain, match="row 1: train_on_what=all_assistant_messages leaves no token"):
+        conversations_to_data(chats, RENDERER, None, on_untrainable="refuse")
+    with pytest.raises(NothingToTrain, match="row 1: train_on_what=all_assistant_messages leaves no token"):
+        ChatDataset(chats, 3, RENDERER, on_untrainable="refuse").get_batch(0)
+    with pytest.raises(UnknownName, match="did you mean 'skip'"):
+        conversations_to_data(chats, RENDERER, None, on_untrainable="skipp")  # pyright: ignore[reportArgumentType]  the point
+
+
+def test_one_example_with_nothing_to_train_on_is_an_error() -> None:
+    with pytest.raises(NothingToTrain, match="leaves no token"):
+        conversation_to_datum(chat("only a question"), RENDERER, None)
+    with pytest.raises(NothingToTrain, match="max_length=1 cuts off all"):
+        conversation_to_datum(chat("q", "a"), RENDERER, 1)
+
+
+def test_a_broken_chat_is_an_error_and_not_left_out() -> None:
+    answer: list[Message] = [{"role": "assistant", "content": 3}]  # pyright: ignore[reportAssignmentType]  the point
+    with pytest.raises(InvalidRequest, match="row 1: message 0: content must be"):
+        conversations_to_data([chat("q", "a"), answer, chat("q", "a")], RENDERER, None)
+
+
+def test_of_a_chat_that_makes_several_data_those_are_kept_that_fit() -> None:
+    """The second answer lies beyond what fits; the first is trained, as it is where the chat makes one datum."""
+    renderer = ChatTemplateRenderer(thinking())
+    first, second = conversations_to_data([chat("q", "a", "r" * 50, "b")], renderer, None)
+    assert conversations_to_data([chat("q", "a", "r" * 50, "b")], renderer, second.model_input.length - 6) == [first]
 
 
 def test_chats_that_had_to_be_cut_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +231,8 @@ def test_rows_come_in_numpys_order_for_the_epochs_seed() -> None:
     for seed in (0, 1, 7):
         dataset.set_epoch(seed)
         order = np.random.default_rng(seed).permutation(10).tolist()
-        assert [numbers(dataset.get_batch(index)) for index in range(len(dataset))] == [order[:4], order[4:8]]
+        batches = [numbers(dataset.get_batch(index)) for index in range(len(dataset))]
+        assert batches == [order[:4], order[4:8], order[8:]]
 
 
 def test_the_first_epoch_needs_no_call() -> None:
@@ -194,10 +240,24 @@ def test_the_first_epoch_needs_no_call() -> None:
     assert numbers(dataset.get_batch(0)) == [2, 0, 1, 3]  # of numpy's default_rng(0), written down
 
 
-def test_a_last_batch_that_is_not_full_is_left_out_or_kept() -> None:
-    assert len(SupervisedDatasetFromRows(range(10), 4, map_fn=datum)) == 2
-    kept = SupervisedDatasetFromRows(range(10), 4, map_fn=datum, drop_last=False)
+def test_a_last_batch_that_is_not_full_is_trained_unless_told_otherwise() -> None:
+    kept = SupervisedDatasetFromRows(range(10), 4, map_fn=datum)
     assert [len(kept.get_batch(index)) for index in range(len(kept))] == [4, 4, 2]
+    assert len(SupervisedDatasetFromRows(range(10), 4, map_fn=datum, drop_last=True)) == 2
+
+
+def test_a_row_with_nothing_to_train_on_leaves_no_gap_in_any_batch() -> None:
+    """Not even where a batch is one row."""
+
+    def odd(number: int) -> Datum:
+        if number % 3 == 0:
+            raise NothingToTrain("a third")
+        return datum(number)
+
+    dataset = SupervisedDatasetFromRows(range(10), 1, map_fn=odd)
+    assert sorted(numbers([one for index in range(6) for one in dataset.get_batch(index)])) == [1, 2, 4, 5, 7, 8]
+    assert len(dataset) == 6
+    assert dataset.untrainable == {index: f"row {index}: a third" for index in (0, 3, 6, 9)}
 
 
 def test_the_data_of_one_row_stay_together() -> None:
@@ -216,7 +276,7 @@ def test_a_dataset_takes_one_way_to_make_data() -> None:
 
 def test_a_batch_larger_than_the_dataset_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"batch_size must be in 1\.\.4, the number of rows: 5"):
-        SupervisedDatasetFromRows(range(4), 5, map_fn=datum)
+        SupervisedDatasetFromRows(range(4), 5, map_fn=datum, drop_last=True)
 
 
 @pytest.mark.parametrize("index", [-1, 2])
@@ -225,10 +285,9 @@ def test_a_batch_that_is_not_there_is_an_index_error(index: int) -> None:
         SupervisedDatasetFromRows(range(4), 2, map_fn=datum).get_batch(index)
 
 
-def test_a_chat_with_nothing_to_train_on_is_refused_by_its_number() -> None:
-    chats = [chat("q", "a"), chat("q", "a"), chat("only a question")]
-    with pytest.raises(InvalidRequest, match="row 2: train_on_what=all_assistant_messages leaves no token"):
-        ChatDataset(chats, 3, RENDERER).get_batch(0)
+def test_batch_size_counts_chats_however_many_data_they_make() -> None:
+    dataset = ChatDataset([chat("q", "a", "r", "b")] * 5, 2, ChatTemplateRenderer(thinking()))
+    assert [len(dataset.get_batch(index)) for index in range(len(dataset))] == [4, 4, 2]
 
 
 def test_chats_become_the_data_that_their_renderer_needs() -> None:

@@ -1,10 +1,11 @@
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, NothingToTrain
 from stovetop.supervised.data import SupervisedDataset
 from stovetop.supervised.streaming import StreamingSupervisedDataset
 from stovetop.types import Datum, ModelInput
@@ -32,13 +33,37 @@ def epoch_of(data: SupervisedDataset) -> list[list[int]]:
     return [rows_of(data.get_batch(index)) for index in range(len(data))]
 
 
-def test_an_epoch_has_the_promised_rows_once_each_in_full_batches():
+def test_an_epoch_has_the_promised_rows_once_each():
     batches = epoch_of(dataset())
-    assert [len(batch) for batch in batches] == [4] * 5
+    assert [len(batch) for batch in batches] == [4] * 5 + [3]
     rows = [row for batch in batches for row in batch]
-    assert len(set(rows)) == 20
-    assert set(rows) <= set(range(23))
-    assert rows != sorted(rows)
+    assert sorted(rows) == list(range(23)) != rows
+
+
+def test_rows_that_do_not_fill_a_last_batch_may_be_left_out():
+    data = StreamingSupervisedDataset(lambda: range(23), num_rows=23, batch_size=4, map_fn=to_datum, drop_last=True)
+    assert [len(batch) for batch in epoch_of(data)] == [4] * 5
+
+
+def test_a_row_with_nothing_to_train_on_is_left_out_of_its_batch_and_reported(caplog):
+    def but_multiples_of_three(row: int) -> Datum:
+        if row % 3 == 0:
+            raise NothingToTrain("a third")
+        return to_datum(row)
+
+    data = StreamingSupervisedDataset(lambda: range(8), num_rows=8, batch_size=4, map_fn=but_multiples_of_three)
+    assert sorted(row for batch in epoch_of(data) for row in batch) == [1, 2, 4, 5, 7]
+    assert sorted(data.untrainable) == [0, 3, 6]
+    assert "3 of 8 rows have nothing to train on" in caplog.messages[-1]
+    for first_row, batch_size, options in ((2, 5, {}), (3, 1, {}), (2, 5, {"on_untrainable": "refuse"})):
+        rows = range(first_row, first_row + 5)
+        one = partial(StreamingSupervisedDataset, num_rows=5, batch_size=batch_size, buffer_size=1)
+        data = one(lambda rows=rows: rows, map_fn=but_multiples_of_three, **options)
+        if batch_size == 5 and not options:
+            assert rows_of(data.get_batch(0)) == [2, 4, 5]
+        else:
+            with pytest.raises(NothingToTrain, match=r"row \d: a third"):
+                data.get_batch(0)
 
 
 def test_epochs_differ_and_each_is_the_same_again():
@@ -55,7 +80,7 @@ def test_epochs_differ_and_each_is_the_same_again():
 def test_a_resumed_run_gets_the_batches_of_one_that_was_not_cut_off(start: int, buffer_size: int):
     whole = epoch_of(dataset(buffer_size=buffer_size))
     resumed = dataset(buffer_size=buffer_size)
-    assert [rows_of(resumed.get_batch(index)) for index in range(start, 5)] == whole[start:]
+    assert [rows_of(resumed.get_batch(index)) for index in range(start, 6)] == whole[start:]
 
 
 @pytest.mark.parametrize("index", [1, 0, 3])
@@ -125,7 +150,8 @@ def test_a_row_that_cannot_be_data_is_named_by_its_place_in_the_stream():
 
 @pytest.mark.parametrize("batch_size", [1, 23])
 def test_a_batch_may_be_a_single_row_or_all_there_are(batch_size: int):
-    assert [len(batch) for batch in epoch_of(dataset(batch_size=batch_size))] == [batch_size] * (23 // batch_size)
+    batches = epoch_of(dataset(batch_size=batch_size))
+    assert [len(batch) for batch in batches] == [batch_size] * (23 // batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [0, 24])
@@ -133,4 +159,4 @@ def test_batches_that_cannot_be_filled_are_refused(batch_size: int):
     with pytest.raises(InvalidRequest, match=rf"1\.\.23.*: {batch_size}"):
         dataset(batch_size=batch_size)
     with pytest.raises(IndexError):
-        dataset().get_batch(5)
+        dataset().get_batch(6)

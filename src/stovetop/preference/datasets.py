@@ -26,6 +26,7 @@ from stovetop.supervised.data import (
     make_renderer,
 )
 from stovetop.supervised.logprobs import full_sequence
+from stovetop.supervised.untrainable import OnUntrainable
 from stovetop.types import Datum, ModelInput
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,8 @@ def _marked(message: Message, *, trainable: bool) -> Message:
 class DPODataset:
     """A SupervisedDataset of pairs: at every even index of a batch a chosen answer, behind it the rejected one.
     `batch_size` counts comparisons. Ties teach nothing here: they are left out, and counted in `num_ties`. A pair with
-    more than `max_length` tokens on a side loses the end of that answer; `num_cut` counts those given out so far."""
+    more than `max_length` tokens on a side loses the end of that answer; `num_cut` counts those given out so far. Where
+    nothing is left of an answer the pair is left out, and `untrainable` says why."""
 
     def __init__(
         self,
@@ -190,14 +192,19 @@ class DPODataset:
         renderer: Renderer,
         *,
         max_length: int | None = None,
-        drop_last: bool = True,
+        drop_last: bool = False,
+        on_untrainable: OnUntrainable = "skip",
     ) -> None:
         decided = [labeled for labeled in comparisons if labeled.answers() is not None]
         self.num_ties = len(comparisons) - len(decided)
         self.num_cut = 0
         self._renderer = renderer
         self._max_length = max_length
-        self._pairs = SupervisedDatasetFromRows(decided, batch_size, flatmap_fn=self._pair, drop_last=drop_last)
+        self._pairs = SupervisedDatasetFromRows(
+            decided, batch_size, flatmap_fn=self._pair, drop_last=drop_last, on_untrainable=on_untrainable
+        )
+        self.untrainable = self._pairs.untrainable  # why each pair that is left out is, by its index without the ties
+        self.num_cut = 0
 
     def set_epoch(self, seed: int) -> None:
         self._pairs.set_epoch(seed)
@@ -234,7 +241,7 @@ class DPODatasetBuilderFromComparisons:
         train, test, _ = self.comparison_builder.get_labeled_comparisons()
         return (
             DPODataset(train, self.batch_size, renderer, max_length=self.max_length),
-            DPODataset(test, self.batch_size, renderer, max_length=self.max_length, drop_last=False) if test else None,
+            DPODataset(test, self.batch_size, renderer, max_length=self.max_length) if test else None,
         )
 
 
@@ -256,15 +263,19 @@ def preference_model_dataset(
     *,
     max_length: int | None = None,
     swap: bool = True,
-    drop_last: bool = True,
+    drop_last: bool = False,
+    on_untrainable: OnUntrainable = "skip",
 ) -> SupervisedDataset:
-    """Batches of `batch_size` comparisons, ties included; with `swap` each in both orders, one behind the other."""
+    """Batches of `batch_size` comparisons, ties included; with `swap` each in both orders, one behind the other. A
+    comparison whose label lies beyond `max_length` is left out and reported."""
 
     def data(labeled: LabeledComparison) -> list[Datum]:
         orders = [labeled, labeled.swap()] if swap else [labeled]
         return [comparison_to_datum(one, comparison_renderer, max_length) for one in orders]
 
-    return SupervisedDatasetFromRows(comparisons, batch_size, flatmap_fn=data, drop_last=drop_last)
+    return SupervisedDatasetFromRows(
+        comparisons, batch_size, flatmap_fn=data, drop_last=drop_last, on_untrainable=on_untrainable
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,7 +286,7 @@ class ChatDatasetBuilderFromComparisons:
     model_name_for_tokenizer: str
     renderer_name: str
     batch_size: int  # comparisons
-    max_length: int | None = None  # tokens; a longer comparison has lost its label, and is an error
+    max_length: int | None = None  # tokens; a longer comparison has lost its label, and is left out and reported
     swap: bool = True  # each comparison to train on in both orders, so that no position is learned to be the better
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
@@ -287,4 +298,4 @@ class ChatDatasetBuilderFromComparisons:
             max_length=self.max_length,
         )
         train, test, _ = self.comparison_builder.get_labeled_comparisons()
-        return dataset(train, swap=self.swap), dataset(test, swap=False, drop_last=False) if test else None
+        return dataset(train, swap=self.swap), dataset(test, swap=False) if test else None

@@ -11,6 +11,7 @@ holds exactly i updates. What is left out: workflows, several datasets, evaluati
 import asyncio
 import time
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.runs import BehaviorIfExists, open_run
-from stovetop.supervised.data import conversations_to_data
+from stovetop.supervised.data import data_of_chats
 from stovetop.supervised.nll import mean_nll
 
 
@@ -46,7 +47,7 @@ class Config:
     lr_schedule: LRSchedule = "linear"
     warmup_steps: int = 0
     num_epochs: int = 4
-    batch_size: int = 4  # chats a step
+    batch_size: int = 4  # chats a step; the last step of an epoch may have fewer
     lora_rank: int = 32
     train_unembed: bool = True  # the output head too
     seed: int = 0  # of the adapter, the split and the order
@@ -95,11 +96,12 @@ async def train(config: Config, service: ServiceClient) -> None:
         renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
         chats = split_rows(load_chats(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
         test_chats = load_chats(config.test_dataset) if config.test_dataset else chats.test
-        train_D, test_D = (
-            conversations_to_data(part, renderer, config.max_length, config.train_on_what)
-            for part in (chats.train, test_chats)
+        # A chat may make several datums, where its renderer shows earlier turns otherwise later; a batch counts chats.
+        train_chats, test_chats = (
+            data_of_chats(part, renderer, config.max_length, config.train_on_what) for part in (chats.train, test_chats)
         )
-        batches = Batches(train_D, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)
+        test_D = list(chain.from_iterable(test_chats.data_of_chat))
+        batches = Batches(train_chats.data_of_chat, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)
         num_steps = len(batches)
 
         def submit(step: int) -> InFlight:
@@ -108,13 +110,14 @@ async def train(config: Config, service: ServiceClient) -> None:
             multiplier = compute_schedule_lr_multiplier(config.lr_schedule, step, num_steps, config.warmup_steps)
             rate = config.learning_rate * multiplier
             adam = AdamParams(rate, config.adam_beta1, config.adam_beta2, config.adam_eps)
+            batch_D = list(chain.from_iterable(batches[step]))
             return InFlight(
                 step,
                 time.monotonic(),
                 rate,
-                batches[step],
+                batch_D,
                 evaluated=trainer.forward(test_D, "cross_entropy") if evaluates else None,
-                trained=trainer.forward_backward(batches[step], "cross_entropy"),
+                trained=trainer.forward_backward(batch_D, "cross_entropy"),
                 stepped=trainer.optim_step(adam),
                 saved=submit_checkpoint(trainer, f"{step + 1:06d}", {"batch": step + 1})
                 if is_due(step + 1, config.save_every) and step + 1 < num_steps
@@ -128,6 +131,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                 "progress": flight.step / num_steps,
                 "learning_rate": flight.learning_rate,
                 "num_sequences": len(flight.batch_D),
+                "num_untrainable": len(train_chats.untrainable),  # chats left out: nothing in them to train on
                 "num_tokens": sum(datum.model_input.length for datum in flight.batch_D),
                 "num_loss_tokens": sum(np.count_nonzero(d.loss_fn_inputs["weights"].array) for d in flight.batch_D),
             }

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stovetop.client import Tokenizer
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, NothingToTrain, UnknownName
 from stovetop.renderers.messages import Message, Role, ToolSpec, check_messages
 from stovetop.renderers.streaming import MessageDelta, StreamingMessageHeader
 from stovetop.tokenizer import SafeEncoder, TokenizerName, get_tokenizer
@@ -141,7 +141,7 @@ def _trained(messages: Sequence[Message], train_on_what: TrainOnWhat) -> list[bo
     match train_on_what:
         case TrainOnWhat.LAST_ASSISTANT_MESSAGE:
             if not messages or messages[-1]["role"] != "assistant":
-                raise InvalidRequest(
+                raise NothingToTrain(
                     "train_on_what=last_assistant_message needs a chat that ends with an assistant message; its roles "
                     f"are: {_roles(messages)}"
                 )
@@ -270,7 +270,7 @@ def require_trained(
 ) -> SupervisedExample:
     """The example, if it has a token to train on."""
     if not example.weights.any():
-        raise InvalidRequest(
+        raise NothingToTrain(
             f"train_on_what={train_on_what} leaves no token to train on in this chat; its roles are: {_roles(messages)}"
         )
     return example

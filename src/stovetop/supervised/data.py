@@ -7,26 +7,25 @@ Shape suffixes: `N` tokens of one example.
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from itertools import chain
+from typing import Generic, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from stovetop.datasets import interleave, load_chats, shuffled, split_rows
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, NothingToTrain, UnknownName
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.renderers.images import get_image_processor
 from stovetop.renderers.messages import Message
+from stovetop.supervised.untrainable import OnUntrainable, Row, make_rows, naming_row
 from stovetop.tokenizer import get_tokenizer
 from stovetop.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
 
 log = logging.getLogger(__name__)
-
-Row = TypeVar("Row")
 
 Reduction = Literal["mean", "sum", "none"]
 """What the loss of one example is, as losses sum over tokens. "mean": weights are divided by their sum, so that a long
@@ -68,10 +67,10 @@ def datum_from_model_input_weights(
     if len(weights_N) != model_input.length:
         raise InvalidRequest(f"weights and tokens differ in number: {len(weights_N)}, {model_input.length}")
     kept = ModelInput(_cut(model_input.chunks, max_length))
-    shifted, target_tokens = create_rightshifted_model_input_and_leftshifted_targets(kept.chunks)
     weights = weights_N[1 : kept.length]
     if not weights.any():
-        raise InvalidRequest(_nothing_to_train_on(weights_N, max_length))
+        raise NothingToTrain(_nothing_to_train_on(weights_N, max_length))
+    shifted, target_tokens = create_rightshifted_model_input_and_leftshifted_targets(kept.chunks)
     return Datum(shifted, {"target_tokens": target_tokens, "weights": _reduced(weights, reduction)})
 
 
@@ -93,16 +92,40 @@ def conversations_to_data(
     max_length: int | None,
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     reduction: Reduction = "mean",
+    *,
+    on_untrainable: OnUntrainable = "skip",
 ) -> list[Datum]:
+    """The data of all chats in one list: `data_of_chats` says which."""
+    by_chat = data_of_chats(
+        conversations, renderer, max_length, train_on_what, reduction, on_untrainable=on_untrainable
+    )
+    return list(chain.from_iterable(by_chat.data_of_chat))
+
+
+class ChatData(NamedTuple):
+    """The data of each chat that has something to train on, in the order of the chats; and why the others, by their
+    index, have not."""
+
+    data_of_chat: list[list[Datum]]
+    untrainable: dict[int, str]
+
+
+def data_of_chats(
+    conversations: Sequence[Sequence[Message]],
+    renderer: Renderer,
+    max_length: int | None,
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+    reduction: Reduction = "mean",
+    *,
+    on_untrainable: OnUntrainable = "skip",
+) -> ChatData:
     """All chats, in their order. Each is one datum, or as many as its renderer needs to show every trained message as
-    it would be sampled (`build_supervised_examples`). Errors name the chat; the log says so if many had to be cut."""
+    it would be sampled (`build_supervised_examples`). Errors name the chat. Chats with nothing to train on are left
+    out; the log names them, and says so if many others had to be cut."""
     maker = _DatumMaker(renderer, max_length, train_on_what, reduction)
-    data: list[Datum] = []
-    for index, conversation in enumerate(conversations):
-        with naming_row(index):
-            data += maker(conversation)
+    made = make_rows(conversations, maker, on_untrainable)
     maker.warn_of_cuts()
-    return data
+    return ChatData(list(made.made.values()), made.untrainable)
 
 
 @dataclass(slots=True)
@@ -121,10 +144,14 @@ class _DatumMaker:
         self.num_examples += len(examples)
         if self.max_length is not None:
             self.num_cut += sum(example.model_input.length > self.max_length for example in examples)
-        return [
-            datum_from_model_input_weights(example.model_input, example.weights, self.max_length, self.reduction)
-            for example in examples
-        ]
+        data: list[Datum] = []
+        for number, (tokens, weights_N) in enumerate(examples, start=1):
+            try:
+                data.append(datum_from_model_input_weights(tokens, weights_N, self.max_length, self.reduction))
+            except NothingToTrain:  # a later answer lies beyond max_length: the earlier ones are trained
+                if number == len(examples) and not data:
+                    raise
+        return data
 
     def warn_of_cuts(self) -> bool:
         """Warns if many were cut, and says whether it did."""
@@ -137,14 +164,6 @@ class _DatumMaker:
                 self.max_length,
             )
         return many
-
-
-@contextmanager
-def naming_row(index: int) -> Generator[None, None, None]:
-    try:
-        yield
-    except InvalidRequest as error:
-        raise InvalidRequest(f"row {index}: {error}") from error
 
 
 def _reduced(weights_N: npt.NDArray[np.float32], reduction: Reduction) -> npt.NDArray[np.float32]:
@@ -208,8 +227,12 @@ class SupervisedDataset(Protocol):
 
 class SupervisedDatasetFromRows(Generic[Row]):
     """Rows, `batch_size` at a time, made into data when their batch is asked for: each row into one datum by `map_fn`,
-    or into several by `flatmap_fn`, which stay together. Rows that do not fill a last batch are left out of the epoch
-    (each epoch's order leaves out others), or kept as a smaller batch with `drop_last=False`."""
+    or into several by `flatmap_fn`, which stay together. `batch_size` counts rows, however many datums they make. The
+    last batch of an epoch is smaller where rows are left; with `drop_last` these rows are left out of the epoch (each
+    epoch's order leaves out others).
+
+    Rows with nothing to train on are found once, when the dataset is made, and left out: `untrainable` has the reason
+    of each, by its index. With on_untrainable="refuse" the first one is an error when its batch is asked for."""
 
     def __init__(
         self,
@@ -218,18 +241,25 @@ class SupervisedDatasetFromRows(Generic[Row]):
         *,
         map_fn: Callable[[Row], Datum] | None = None,
         flatmap_fn: Callable[[Row], Sequence[Datum]] | None = None,
-        drop_last: bool = True,
+        drop_last: bool = False,
+        on_untrainable: OnUntrainable = "skip",
     ) -> None:
-        if batch_size < 1 or len(rows) < (batch_size if drop_last else 1):
-            raise InvalidRequest(f"batch_size must be in 1..{len(rows)}, the number of rows: {batch_size}")
         self._rows = rows
         self._batch_size = batch_size
         self._make = data_maker(map_fn, flatmap_fn)
-        self._num_batches = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
+        self.untrainable: dict[int, str] = {}
+        self._indices: Sequence[int] = range(len(rows))  # of the rows to train on
+        if on_untrainable != "refuse":
+            made = make_rows(rows, lambda row: bool(self._make(row)), on_untrainable)
+            self._indices, self.untrainable = list(made.made), made.untrainable
+        num_rows = len(self._indices)
+        if batch_size < 1 or num_rows < (batch_size if drop_last else 1):
+            raise InvalidRequest(f"batch_size must be in 1..{num_rows}, the number of rows: {batch_size}")
+        self._num_batches = num_rows // batch_size if drop_last else -(-num_rows // batch_size)
         self.set_epoch(0)
 
     def set_epoch(self, seed: int) -> None:
-        self._order = shuffled(range(len(self._rows)), seed)
+        self._order = shuffled(self._indices, seed)
 
     def __len__(self) -> int:
         return self._num_batches
@@ -257,8 +287,8 @@ def data_maker(
 
 
 class ChatDataset:
-    """A SupervisedDataset of chats: as `conversations_to_data`, but batch by batch. When more than a tenth of the
-    examples of an epoch so far had to be cut, the log says so, once."""
+    """A SupervisedDataset of chats: as `data_of_chats`, but batch by batch; `batch_size` counts chats. When more than a
+    tenth of the examples of an epoch so far had to be cut, the log says so, once."""
 
     def __init__(
         self,
@@ -269,11 +299,15 @@ class ChatDataset:
         max_length: int | None = None,
         train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
         reduction: Reduction = "mean",
-        drop_last: bool = True,
+        drop_last: bool = False,
+        on_untrainable: OnUntrainable = "skip",
     ) -> None:
         self._maker = _DatumMaker(renderer, max_length, train_on_what, reduction)
-        self._batches = SupervisedDatasetFromRows(chats, batch_size, flatmap_fn=self._maker, drop_last=drop_last)
-        self._warned = False
+        self._batches = SupervisedDatasetFromRows(
+            chats, batch_size, flatmap_fn=self._maker, drop_last=drop_last, on_untrainable=on_untrainable
+        )
+        self.untrainable = self._batches.untrainable  # why each chat that is left out is, by its index
+        self.set_epoch(0)
 
     def set_epoch(self, seed: int) -> None:
         self._maker.num_examples = self._maker.num_cut = 0
@@ -304,29 +338,32 @@ class ChatDatasetBuilderCommonConfig:
 
     model_name_for_tokenizer: str
     renderer_name: str
-    batch_size: int  # chats
+    batch_size: int  # chats; the last batch of an epoch may have fewer
     max_length: int | None = None  # tokens of one example; None: as long as it is
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
     model_name_for_images: str | None = None  # whose image processor counts their tokens; None: chats have no images
+    drop_last: bool = False  # leave out of each epoch the chats that do not fill a last batch
+    on_untrainable: OnUntrainable = "skip"  # of chats with nothing to train on: leave out and report, or "refuse"
 
     def renderer(self) -> Renderer:
         return make_renderer(self.renderer_name, self.model_name_for_tokenizer, self.model_name_for_images)
 
-    def dataset(self, chats: Sequence[Sequence[Message]], *, drop_last: bool) -> ChatDataset:
+    def dataset(self, chats: Sequence[Sequence[Message]], *, drop_last: bool | None = None) -> ChatDataset:
+        """`drop_last` instead of the config's: a test set is used whole."""
         return ChatDataset(
             chats,
             self.batch_size,
             self.renderer(),
             max_length=self.max_length,
             train_on_what=self.train_on_what,
-            drop_last=drop_last,
+            drop_last=self.drop_last if drop_last is None else drop_last,
+            on_untrainable=self.on_untrainable,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromConversationFileBuilder:
-    """Chats of a JSONL file, one `{"messages": [...]}` a line. No chat is in both sets, and the last batch of the test
-    set may be short, so that all of it counts."""
+    """Chats of a JSONL file, one `{"messages": [...]}` a line. No chat is in both sets."""
 
     common_config: ChatDatasetBuilderCommonConfig
     file_path: str  # or any other source that `datasets.load_chats` knows
@@ -335,7 +372,7 @@ class FromConversationFileBuilder:
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         split = split_rows(load_chats(self.file_path), self.test_size, self.shuffle_seed)
-        train = self.common_config.dataset(split.train, drop_last=True)
+        train = self.common_config.dataset(split.train)
         return train, self.common_config.dataset(split.test, drop_last=False) if split.test else None
 
 
@@ -354,6 +391,6 @@ class InterleavedChatDatasetBuilder:
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         splits = [split_rows(load_chats(path), self.test_size, self.shuffle_seed) for path in self.file_paths]
         chats = interleave([split.train for split in splits], self.weights, self.num_chats, self.shuffle_seed)
-        train = self.common_config.dataset(chats, drop_last=True)
+        train = self.common_config.dataset(chats)
         test = [chat for split in splits for chat in split.test]
         return train, self.common_config.dataset(test, drop_last=False) if test else None
