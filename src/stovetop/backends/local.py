@@ -44,9 +44,9 @@ def open_service(
     micro_batch_invariant  one datum a pass, so that gradients have the same bits however data are split over calls;
                            slower for short sequences
     recompute              activations are computed again on the way back instead of kept: less memory, one more forward
-                           pass. None: if a full pass would take more than half of the memory that is free
+                           pass. None: if a full pass would take more than half of the memory that is available
     max_adapter_bytes      that adapters and their optimizers may take before idle ones are moved out of the way: to
-                           files in `storage`, or from a GPU to the memory of the host. None: half of what is free
+                           files in `storage`, or from a GPU to the memory of the host. None: half of what is available
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
 
     On a CPU the GNU C library is told to keep freed memory, up to 1 GiB, for the next pass. This too is the process's.
@@ -55,7 +55,7 @@ def open_service(
         raise InvalidRequest(f"max_tokens_per_pass must be positive (4096 if left out): {max_tokens_per_pass}")
     if max_adapter_bytes is not None and max_adapter_bytes < 0:
         raise InvalidRequest(
-            f"max_adapter_bytes must not be negative; leave it out for half of what is free: {max_adapter_bytes}"
+            f"max_adapter_bytes must not be negative; leave it out for half of what is available: {max_adapter_bytes}"
         )
 
     def open_engine(base_model: str) -> ops.Engine:

@@ -18,8 +18,9 @@ from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.engine.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
 from stovetop.engine.lora import AdapterWeights, chosen, initial_weights
+from stovetop.engine.machine import available_bytes
 from stovetop.engine.model import BaseModel
-from stovetop.engine.recompute import free_bytes, recompute_layers
+from stovetop.engine.recompute import recompute_layers
 from stovetop.engine.residency import Holder, Residency
 from stovetop.engine.sampler import Sampler
 from stovetop.engine.scheduler import Scheduler
@@ -27,7 +28,7 @@ from stovetop.engine.training import Adapter, Job, Trainer
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ModelLimits
 
-SHARE_OF_ADAPTERS = 0.5  # of the memory that is free when the model is loaded
+SHARE_OF_ADAPTERS = 0.5  # of the memory that is available when the model is loaded
 
 
 class Engine:
@@ -50,7 +51,9 @@ class Engine:
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         self._sampler = Sampler(model)
         self._scheduler = Scheduler(max_tokens_per_pass, share_passes=model.arithmetic.can_stack)
-        limit = int(SHARE_OF_ADAPTERS * free_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes
+        limit = (
+            int(SHARE_OF_ADAPTERS * available_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes
+        )
         self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()))
         self._numbers = itertools.count(1)
         self._disk = disk

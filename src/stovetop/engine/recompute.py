@@ -6,7 +6,6 @@ else changes: the same arithmetic runs again on the same numbers.
 """
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-SHARE_OF_FREE_MEMORY = 0.5  # that activations may take before they are recomputed
+from stovetop.engine.machine import available_bytes
+
+SHARE_OF_AVAILABLE = 0.5  # that activations may take before they are recomputed
 
 
 def recompute_layers(layers: nn.ModuleList) -> None:
@@ -30,16 +31,10 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def is_needed(config: Any, num_tokens: int, element_bytes: int, device: torch.device) -> bool:
-    """Whether the activations of a pass of so many tokens would take more than their share of the memory that is free.
+    """Whether the activations of a pass of so many tokens would take more than their share of the available memory.
 
     Per layer and token: the inputs of two norms, of four attention projections and of three of the feed-forward part,
     and what lies between them.
     """
     width = 12 * config.hidden_size + 5 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return num_tokens * config.num_hidden_layers * width * element_bytes > SHARE_OF_FREE_MEMORY * free_bytes(device)
-
-
-def free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return num_tokens * config.num_hidden_layers * width * element_bytes > SHARE_OF_AVAILABLE * available_bytes(device)

@@ -22,11 +22,11 @@ from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.drawing import draw
 from stovetop.engine.kv_cache import BLOCK, KVCache
 from stovetop.engine.lora import AdapterWeights
+from stovetop.engine.machine import available_bytes
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import Finished, Sample, Ticket
 from stovetop.engine.packing import Segment
 from stovetop.engine.prompts import Prompt, Prompts
-from stovetop.engine.recompute import free_bytes
 from stovetop.engine.routing import Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
 from stovetop.engine.stops import Stops, stops_of
@@ -34,7 +34,7 @@ from stovetop.types import SampledSequence, SampleResponse, SamplingParams
 
 MAX_RUNNING = 512  # sequences
 MAX_CACHED_TOKENS = 2**18  # slots times positions
-KEPT_SHARE = 0.2  # of the free memory, that an idle cache may have besides
+KEPT_SHARE = 0.2  # of the available memory, that an idle cache may have besides
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +139,7 @@ class Sampler:
     @property
     def _keeps_cache(self) -> bool:
         """For recordings, which would be lost with what they read, and if it leaves the others room."""
-        return self._records and self._cache.num_bytes <= KEPT_SHARE * free_bytes(self._model.device)
+        return self._records and self._cache.num_bytes <= KEPT_SHARE * available_bytes(self._model.device)
 
     def take_finished(self) -> list[Finished]:
         """What ended; after a step that raised, what had ended before."""

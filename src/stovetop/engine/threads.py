@@ -3,17 +3,18 @@
 processors share one core.
 """
 
-import os
 import time
 
 import torch
+
+from stovetop.engine.machine import available_cores
 
 TOKENS, HIDDEN, INTERMEDIATE = 256, 576, 1536  # the linears of a small model: what most of the time goes into
 
 
 def fastest_threads(seconds: float = 2.0) -> int:
     """The number of threads, a power of two or all there are, that did the same work most often. Torch keeps it."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = available_cores()
     candidates = sorted({available, *(2**power for power in range(available.bit_length()) if 2**power <= available)})
     rates = {threads: _rate(threads, seconds / len(candidates)) for threads in candidates}
     fastest = max(rates, key=lambda threads: rates[threads])

@@ -1,0 +1,127 @@
+# pyright: basic
+"""What this machine has, as far as this process may use it: memory and processors. No other file asks the system.
+
+On Linux: the kernel's own estimate of what can be had without swapping (MemAvailable, which counts the page cache that
+it would drop), or less where a control group allows less. Elsewhere: psutil.
+
+Everything is a function of the texts of files, which a test can hand in.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import torch
+
+from stovetop.errors import StovetopError
+
+ReadFile = Callable[[str], str | None]  # the text of a file, None where there is none
+
+MEMORY_INFO, OWN_GROUPS, GROUPS = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory of the device that can still be had."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # that torch keeps for itself
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return available_host_bytes()
+
+
+def text_of(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return None
+
+
+def by_psutil() -> int:
+    try:
+        import psutil
+    except ImportError as error:
+        raise StovetopError(
+            "this system has no /proc/meminfo, and psutil, which would say how much memory is available, is not "
+            "installed; install it with: pip install psutil"
+        ) from error
+    return psutil.virtual_memory().available
+
+
+def available_host_bytes(read: ReadFile = text_of, elsewhere: Callable[[], int] = by_psutil) -> int:
+    """Memory of the host that can still be had. `elsewhere` is asked on systems without /proc/meminfo."""
+    in_all = _field(read(MEMORY_INFO), "MemAvailable:")
+    return min([elsewhere() if in_all is None else in_all * 1024, *_available_in_groups(read)])
+
+
+def available_cores(read: ReadFile = text_of) -> int:
+    """Processors that this process may run on, or, where a control group allows less time than they have, what that
+    comes to, rounded up."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([own, *_cores_of_groups(read)]))
+
+
+# ---- control groups --------------------------------------------------------------------------------------------------
+
+
+class _MemoryFiles(NamedTuple):
+    """Where one version of control groups says what a group may have, has, and has only to read files faster."""
+
+    limit: str
+    usage: str
+    file_cache: str  # a line of memory.stat
+
+
+_V2 = _MemoryFiles("memory.max", "memory.current", "inactive_file")
+_V1 = _MemoryFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _available_in_groups(read: ReadFile) -> Iterator[int]:
+    """For the group of this process and each one above it, if it has a limit."""
+    for folder, files in _folders(read, "memory"):
+        limit, usage = (_number(read(f"{folder}/{name}")) for name in (files.limit, files.usage))
+        if limit is not None and usage is not None:
+            reclaimable = _field(read(f"{folder}/memory.stat"), files.file_cache) or 0
+            yield max(0, limit - usage + min(usage, reclaimable))
+
+
+def _cores_of_groups(read: ReadFile) -> Iterator[int]:
+    for folder, files in _folders(read, "cpu"):
+        if files is _V2:
+            quota, _, period = (read(f"{folder}/cpu.max") or "").strip().partition(" ")
+        else:
+            quota, period = (read(f"{folder}/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+        time, of = _number(quota), _number(period)
+        if time and of:
+            yield math.ceil(time / of)
+
+
+def _folders(read: ReadFile, controller: str) -> Iterator[tuple[str, _MemoryFiles]]:
+    """The folders of this process's groups, up to the root: in a container the path that the kernel tells may be that
+    of the host, of which only the root is there."""
+    for line in (read(OWN_GROUPS) or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            root, files = GROUPS, _V2
+        elif controller in controllers.split(","):
+            root, files = f"{GROUPS}/{controller}", _V1
+        else:
+            continue
+        own = PurePosixPath("/") / path
+        for folder in (own, *own.parents):
+            yield f"{root}{'' if folder == PurePosixPath('/') else folder}", files
+
+
+def _number(text: str | None) -> int | None:
+    """None for a file that is not there, and for "max" and -1, which are no limits."""
+    text = "" if text is None else text.strip()
+    return int(text) if text.isdigit() else None
+
+
+def _field(text: str | None, name: str) -> int | None:
+    """The number behind `name` at the start of a line."""
+    for line in (text or "").splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name:
+            return _number(words[1])
+    return None
