@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length, micro_batches, pack
+from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length, joined, micro_batches, pack
 
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
@@ -89,3 +89,22 @@ def test_a_run_of_long_prompts_with_short_endings_is_cut_for_the_keys_that_atten
     shared = [0] + [common_length(a, b) for a, b in pairwise(sequences)]
     cuts = micro_batches([len(sequence) for sequence in sequences], 2000, shared)
     assert [cut.stop - cut.start for cut in cuts] == [15] * 6 + [10]
+
+
+def test_thousands_of_nested_prefixes_are_packed_and_joined() -> None:
+    """As the turns of long chats are, one datum a turn: deeper than functions may call themselves."""
+    longest = list(range(1500))
+    packed = joined([pack([longest[: 1 + length] for length in range(1500)])] * 2)
+    assert packed.num_tokens < 2 * 1500 * 5
+    for index in (0, 7, 1234, 1499):
+        for rows in (packed.rows_of(index), packed.rows_of(1500 + index)):
+            assert [packed.tokens_N[row] for row in rows] == longest[: 1 + index]
+
+
+def test_every_turn_of_a_chat_shares_the_turns_before_it() -> None:
+    """Each prefix is one segment, once, however deep; before and after it moves behind another pack."""
+    turns = [list(range(10 * depth)) for depth in range(1, 41)]
+    packed = joined([pack([[7] * 9]), pack(turns)])
+    assert packed.num_tokens == 9 + 400
+    assert len(packed.segments) == 1 + 40
+    assert [packed.positions_N[row] for row in packed.rows_of(40)] == list(range(400))

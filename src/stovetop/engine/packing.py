@@ -9,26 +9,27 @@ so a gradient on a shared row is the sum over its sequences by itself.
 Shapes: `N` packed tokens, `T` tokens of one sequence.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 MOST_SHARING = 8  # times the tokens of a run, that its sequences may have in all
 RUN = 64  # tokens that are compared at a time
 MIN_SHARED_TOKENS = 8  # a shorter common prefix is not worth a segment of its own
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Rows [start, start + length) of the pack; they see the rows of `above`, in order, and themselves causally."""
 
     start: int
     length: int
-    above: tuple["Segment", ...] = ()
+    above: tuple["Segment", ...] = field(default=(), repr=False)
+    first_position: int = field(init=False)  # of its first row in the sequences that it is a part of
 
-    @property
-    def first_position(self) -> int:
-        return sum(segment.length for segment in self.above)
+    def __post_init__(self) -> None:
+        first = self.above[-1].first_position + self.above[-1].length if self.above else 0
+        object.__setattr__(self, "first_position", first)
 
     @property
     def rows(self) -> range:
@@ -69,29 +70,61 @@ def pack(sequences: Sequence[Sequence[int]], *, share_prefixes: bool = True) -> 
         tokens_N.extend(tokens_T)
         return segments[-1]
 
-    def lay_out(indices: list[int], start: int, above: tuple[Segment, ...]) -> None:
-        """Sequences `indices`, sorted, agree on their first `start` tokens, which `above` holds."""
-        if len(indices) == 1:
-            leaves[indices[0]] = add(sequences[indices[0]][start:], above)
-            return
-        common = common_length(sequences[indices[0]], sequences[indices[-1]])
+    def lay_out(group: _Group, start: int, above: tuple[Segment, ...]) -> tuple[int, tuple[Segment, ...]]:
+        """Adds what the group shares beyond its first `start` tokens, which `above` holds, and the sequences that end
+        there. Returns the same for its members."""
+        first, common = sequences[group.first], group.common
         if common - start >= MIN_SHARED_TOKENS:
-            above = (*above, add(sequences[indices[0]][start:common], above))
+            above = (*above, add(first[start:common], above))
             start = common
-        for _, group in groupby(indices, key=lambda index: tuple(sequences[index][common : common + 1])):
-            members = list(group)
-            if len(sequences[members[0]]) == common:  # these end here, and are all equal
-                leaf = above[-1] if start == common else add(sequences[members[0]][start:], above)
-                leaves.update(dict.fromkeys(members, leaf))
-            else:
-                lay_out(members, start, above)
+        ended = [member for member in group.members if isinstance(member, int) and len(sequences[member]) == common]
+        if ended:  # these are all equal
+            leaf = above[-1] if start == common else add(first[start:common], above)
+            leaves.update(dict.fromkeys(ended, leaf))
+        return start, above
 
+    waiting: list[tuple[_Group | int, int, tuple[Segment, ...]]] = []
     if share_prefixes:
-        lay_out(sorted(range(len(sequences)), key=lambda index: list(sequences[index])), 0, ())
+        waiting.append((_grouped(sequences), 0, ()))
     else:
         leaves.update({index: add(sequence, ()) for index, sequence in enumerate(sequences)})
-    positions_N = [position for segment in segments for position in _positions(segment)]
+    while waiting:
+        member, start, above = waiting.pop()
+        if isinstance(member, _Group):
+            start, above = lay_out(member, start, above)
+            waiting += [(own, start, above) for own in reversed(member.members)]
+        elif member not in leaves:
+            leaves[member] = add(sequences[member][start:], above)
+    positions_N = [segment.first_position + row for segment in segments for row in range(segment.length)]
     return Pack(tokens_N, positions_N, segments, [leaves[index] for index in range(len(sequences))])
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Sequences, by index, and groups of sequences, in sorted order, that agree on their first `common` tokens and on
+    no more."""
+
+    common: int
+    first: int  # the index of one of its sequences
+    members: "list[_Group | int]" = field(default_factory=list)
+
+
+def _grouped(sequences: Sequence[Sequence[int]]) -> _Group:
+    """The group of all: the tree of their prefixes, from what each has in common with its neighbour in sorted order
+    (Kasai et al. 2001, "Linear-time longest-common-prefix computation in suffix arrays": the same tree)."""
+    order = sorted(range(len(sequences)), key=lambda index: list(sequences[index]))
+    with_next = [common_length(sequences[left], sequences[right]) for left, right in pairwise(order)]
+    open_groups = [_Group(0, order[0])]  # each within the one before it; the next sequence may belong to all of them
+    for index, common in zip(order, [*with_next, 0], strict=True):
+        if common > open_groups[-1].common:
+            open_groups.append(_Group(common, index))
+        open_groups[-1].members.append(index)
+        while open_groups[-1].common > common:
+            complete = open_groups.pop()
+            if open_groups[-1].common < common:
+                open_groups.append(_Group(common, complete.first))
+            open_groups[-1].members.append(complete)
+    return open_groups[0]
 
 
 def joined(packs: Sequence[Pack]) -> Pack:
@@ -101,20 +134,23 @@ def joined(packs: Sequence[Pack]) -> Pack:
     segments: list[Segment] = []
     leaves: list[Segment] = []
     for packed in packs:
-        by = len(tokens_N)
+        moved = _moved(packed.segments, len(tokens_N))
         tokens_N += packed.tokens_N
         positions_N += packed.positions_N
-        segments += [_moved(segment, by) for segment in packed.segments]
-        leaves += [_moved(leaf, by) for leaf in packed.leaves]
+        segments += moved.values()
+        leaves += [moved[leaf] for leaf in packed.leaves]
     return Pack(tokens_N, positions_N, segments, leaves)
 
 
-def _moved(segment: Segment, by: int) -> Segment:
-    return Segment(segment.start + by, segment.length, tuple(_moved(above, by) for above in segment.above))
-
-
-def _positions(segment: Segment) -> Iterable[int]:
-    return range(segment.first_position, segment.first_position + segment.length)
+def _moved(segments: Sequence[Segment], by: int) -> dict[Segment, Segment]:
+    """Each once, after those above it."""
+    if by == 0:
+        return {segment: segment for segment in segments}
+    moved: dict[Segment, Segment] = {}
+    for segment in segments:
+        above = tuple(moved[other] for other in segment.above)
+        moved[segment] = Segment(segment.start + by, segment.length, above)
+    return moved
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
