@@ -1,5 +1,6 @@
 """Adapters on disk: exact, readable by PEFT, torn ones recognised."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,24 @@ def test_an_alpha_of_its_own_is_kept(engine: Engine, tmp_path: Path) -> None:
     assert adapter.weights.scale == 2.0
     write_adapter(tmp_path / "a", adapter.weights, None, META, overwrite=False)
     assert read_adapter(tmp_path / "a", with_optimizer=False, device=CPU).weights.scale == 2.0
+
+
+def test_a_resumed_run_reports_the_same_numbers_to_the_last_bit(engine: Engine, tmp_path: Path) -> None:
+    """Norms too, which are sums over all tensors, and by which clipping scales the gradient."""
+    clipped = replace(tiny.SGD, grad_clip_norm=0.05)
+
+    def steps(adapter: Adapter, first: int) -> list[dict[str, float]]:
+        metrics = []
+        for seed in range(first, first + 5):
+            data = [tiny.datum(tiny.tokens(9, seed)), tiny.datum(tiny.tokens(30, seed))]
+            metrics.append(tiny.run(engine, ops.ForwardBackward(adapter, data, CrossEntropy())).metrics)
+            metrics.append(tiny.run(engine, ops.OptimStep(adapter, clipped)).metrics)
+        return metrics
+
+    went_on = tiny.trained_adapter(engine)
+    steps(went_on, 0)
+    tiny.run(engine, ops.SaveAdapter(went_on, tmp_path / "a", META, with_optimizer=True, overwrite=False))
+    expected = steps(went_on, 5)
+    assert all(metrics["grad_norm"] > 0.05 for metrics in expected[1::2])
+    resumed = tiny.run(engine, ops.LoadAdapter(tmp_path / "a", with_optimizer=True))
+    assert steps(resumed, 5) == expected

@@ -53,6 +53,56 @@ def test_a_gradient_that_is_not_finite_is_refused_and_nothing_moves(bad: float) 
         assert all(torch.equal(found[name], given[name]) for name in given)
 
 
+@pytest.mark.parametrize(
+    ("params", "size"),
+    [
+        (AdamParams(learning_rate=1e38), 1.0),  # weights beyond float32
+        (AdamParams(learning_rate=1e38, grad_clip_norm=1.0), 1.0),
+        (AdamParams(learning_rate=1e4, weight_decay=1e36), 1.0),
+        (AdamParams(eps=1e-60), 0.0),  # 0 / 0 in float32
+        (AdamParams(), 1e25),  # squares beyond float32, which would stay in the moments for ever
+    ],
+)
+def test_a_step_to_numbers_that_are_not_finite_is_refused_and_nothing_moves(params: AdamParams, size: float) -> None:
+    weights, gradients = made(0), {name: gradient * size for name, gradient in made(1).items()}
+    if size == 0.0:
+        moments = Moments(3, *({name: torch.zeros_like(t) for name, t in weights.items()} for _ in range(2)))
+    else:
+        moments = adamw(weights, made(2), Moments(), AdamParams()).moments
+    before = [t.clone() for t in (*weights.values(), *moments.mean.values(), *moments.square.values())]
+    stepped = adamw(weights, gradients, moments, params)
+    assert (stepped.skipped, stepped.update_norm) == (True, 0.0)
+    assert math.isfinite(stepped.grad_norm)
+    assert stepped.weights is weights
+    assert stepped.moments is moments
+    after = [*weights.values(), *moments.mean.values(), *moments.square.values()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert not adamw(weights, made(3), moments, AdamParams()).skipped
+
+
+def test_a_huge_step_to_finite_weights_is_taken_and_its_norm_is_a_number() -> None:
+    stepped = adamw(made(0), made(1), Moments(), AdamParams(learning_rate=1e30))
+    assert not stepped.skipped
+    assert stepped.update_norm == pytest.approx(1e30 * math.sqrt(17), rel=1e-4)
+
+
+def test_norms_do_not_depend_on_the_order_of_the_tensors() -> None:
+    """To the last bit: a loaded adapter has another order than one that was made."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {f"t{index}": 10.0 ** (index % 5) for index in range(40)}
+    weights, gradients = ({n: s * torch.randn(7, generator=generator) for n, s in sizes.items()} for _ in range(2))
+    found = set()
+    for order in (list(weights), list(reversed(weights)), sorted(weights, key=lambda name: name[::-1])):
+        stepped = adamw(
+            {name: weights[name] for name in order},
+            {name: gradients[name] for name in reversed(order)},
+            Moments(),
+            AdamParams(grad_clip_norm=1.0, learning_rate=0.1),
+        )
+        found.add((stepped.grad_norm, stepped.update_norm, *(stepped.weights[name].sum().item() for name in weights)))
+    assert len(found) == 1
+
+
 def test_a_gradient_whose_squares_are_beyond_float32_is_clipped_and_not_refused() -> None:
     weights, gradients = made(0), {name: gradient * 1e25 for name, gradient in made(1).items()}
     stepped = adamw(weights, gradients, Moments(), AdamParams(grad_clip_norm=1.0))

@@ -1,7 +1,7 @@
 # pyright: basic
 """AdamW for one adapter (Loshchilov & Hutter 2019, arXiv:1711.05101): weights and moments go in, new ones come out. The
 old weights stay as they are, for others may hold them; the moments, which belong to the optimizer alone, are used up. A
-refused step changes nothing.
+refused step changes nothing: one from a gradient that is not finite, or to weights or moments that would not be.
 
     m' = b1·m + (1-b1)·g      v' = b2·v + (1-b2)·g²
     w' = w·(1 - lr·decay) - lr · (m'/(1-b1^t)) / (sqrt(v'/(1-b2^t)) + eps)
@@ -23,6 +23,9 @@ from stovetop.types import AdamParams
 
 Tensors = dict[str, Tensor]  # one per trained tensor, by name
 
+LARGEST = torch.finfo(torch.float32).max
+LARGEST_SQUARED = math.sqrt(LARGEST)  # 1.8e19: the square of a larger number is no float32
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Moments:
@@ -38,29 +41,35 @@ class Stepped(NamedTuple):
     moments: Moments
     grad_norm: float  # before clipping
     update_norm: float  # of the change of the weights
-    skipped: bool  # the gradient was not finite: weights and moments are the ones that went in
+    skipped: bool  # something was not finite: weights and moments are the ones that went in
 
 
 def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamParams) -> Stepped:
     """One step. `gradients` has a tensor for every weight. The tensors of `moments` become those of the result."""
-    grad_norm = global_norm(gradients.values())
+    names = sorted(weights)  # norms are sums, whose last bit depends on the order, and a loaded adapter has another one
+    grad_norm = global_norm([gradients[name] for name in names])
     if not math.isfinite(grad_norm):
         return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
     clip = params.grad_clip_norm / grad_norm if 0 < params.grad_clip_norm < grad_norm else 1.0
-    new = {name: weight.clone() for name, weight in weights.items()}
+    clipped = [gradients[name] if clip == 1.0 else gradients[name] * clip for name in names]
+    if grad_norm * clip >= LARGEST_SQUARED and max(tensor.abs().max().item() for tensor in clipped) >= LARGEST_SQUARED:
+        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+    new = [weights[name].clone() for name in names]
     mean, square = (
-        {name: old[name] if name in old else torch.zeros_like(new[name]) for name in new}
+        [
+            _owned(old.get(name), weight, copied=_may_overflow(params, moments))
+            for name, weight in zip(names, new, strict=True)
+        ]
         for old in (moments.mean, moments.square)
     )
-    clipped = [gradients[name] if clip == 1.0 else gradients[name] * clip for name in new]
     spare = _spare(weights)  # from here on nothing large is allocated, so nothing ends halfway
     library_adamw(
-        list(new.values()),
+        new,
         clipped,
-        list(mean.values()),
-        list(square.values()),
+        mean,
+        square,
         max_exp_avg_sqs=[],
-        state_steps=_steps(moments.step, list(new.values())),
+        state_steps=_steps(moments.step, new),
         fused=True,  # one pass over memory instead of a dozen
         amsgrad=False,
         maximize=False,
@@ -70,9 +79,28 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
         eps=params.eps,
         weight_decay=params.weight_decay,
     )
-    changes = (torch.sub(new[name], old, out=spare[: old.numel()].view_as(old)) for name, old in weights.items())
-    update_norm = _norm_of_rows(changes)
-    return Stepped(new, Moments(moments.step + 1, mean, square), grad_norm, update_norm, skipped=False)
+    update_norm = _norm_of_changes([weights[name] for name in names], new, spare)
+    if not math.isfinite(update_norm):
+        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+    named = (dict(zip(names, tensors, strict=True)) for tensors in (new, mean, square))
+    return Stepped(next(named), Moments(moments.step + 1, *named), grad_norm, update_norm, skipped=False)
+
+
+def _may_overflow(params: AdamParams, moments: Moments) -> bool:
+    """Whether weights can leave float32 in this step. Not by far where rate and decay are in order: no gradient that
+    was let in, hence no mean of them, is above `LARGEST_SQUARED`."""
+    correction = 1 - params.beta1 ** (moments.step + 1)
+    if correction <= 0:
+        return True
+    largest_change = abs(params.learning_rate) * LARGEST_SQUARED / correction / params.eps
+    return not (largest_change < LARGEST / 1e6 and abs(params.learning_rate * params.weight_decay) <= 1)
+
+
+def _owned(moment: Tensor | None, like: Tensor, *, copied: bool) -> Tensor:
+    """What a step writes to: the moment itself, or, where the step may have to be taken back, a copy."""
+    if moment is None:
+        return torch.zeros_like(like)
+    return moment.clone() if copied else moment
 
 
 def _steps(step: int, like: list[Tensor]) -> list[Tensor]:
@@ -86,8 +114,15 @@ def _spare(weights: Tensors) -> Tensor:
     return some.new_empty(some.numel())
 
 
+def _norm_of_changes(old: list[Tensor], new: list[Tensor], spare: Tensor) -> float:
+    """Euclidean norm of new - old, over all tensors; `spare` is room for any one of them."""
+    pairs = list(zip(old, new, strict=True))
+    norm = _norm_of_rows(torch.sub(b, a, out=spare[: a.numel()].view_as(a)) for a, b in pairs)
+    return norm if math.isfinite(norm) else _norm_of_rows(b.double() - a.double() for a, b in pairs)
+
+
 def global_norm(tensors: Iterable[Tensor]) -> float:
-    """Euclidean norm over all tensors."""
+    """Euclidean norm over all tensors, in their order."""
     tensors = list(tensors)
     norm = _norm_of_rows(tensors)
     if math.isfinite(norm):
