@@ -20,16 +20,30 @@ LINES = [
     ["checkpoints", "runs", "tracking", "datasets"],
     ["completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
     ["server", "backends", "engine"],
-    ["client", "futures", "losses", "types", "concurrency", "model_store", "gguf_files", "durable", "errors"],
+    [
+        "client",
+        "futures",
+        "losses",
+        "sdk_differences",
+        "types",
+        "rest_types",
+        "value",
+        "concurrency",
+        "model_store",
+        "gguf_files",
+        "durable",
+        "errors",
+    ],
 ]
 ORDER = [unit for line in LINES for unit in line]
 
 ROOT = "stovetop"  # the package itself, as in `import stovetop` or `from stovetop import AdamParams`
-ROOT_MAY_IMPORT = {"backends", "client", "futures", "losses", "types", "errors"}
+ROOT_MAY_IMPORT = {"client", "futures", "losses", "types", "errors"}
+OPENS = ("client", "backends")  # ServiceClient(...) opens the provider that it is asked for, in the call
 ONLY_IMPORTED_BY = {
     ROOT: {"cli", "recipes"},
     "server": {"cli", "recipes"},
-    "backends": {"cli", "recipes", "server", ROOT},
+    "backends": {"cli", "recipes", "server", "client"},
     "engine": {"backends"},
 }
 
@@ -79,6 +93,12 @@ def test_torch_and_transformers_stand_at_the_top_of_engine_modules_only() -> Non
     light = [path for path in SOURCES if not name_of(path).startswith(TORCH_AT_TOP)]
     found = [found for path in light for found in imports_of(path)]
     assert [f"{each.where} imports {each.module}" for each in found if each.at_top and root_of(each) in HEAVY] == []
+
+
+def test_no_client_needs_a_provider_before_one_is_opened() -> None:
+    importer, opened = OPENS
+    found = imports_of(PACKAGE / f"{importer}.py")
+    assert [each.at_top for each in found if opened in units_imported(each)] == [False]
 
 
 def test_recipes_import_public_names_only() -> None:
@@ -169,7 +189,7 @@ def may_import(importer: str, imported: str) -> bool:
         return False
     if importer == ROOT:
         return imported in ROOT_MAY_IMPORT
-    return imported == ROOT or ORDER.index(importer) < ORDER.index(imported)
+    return imported == ROOT or (importer, imported) == OPENS or ORDER.index(importer) < ORDER.index(imported)
 
 
 # ---- fresh processes -----------------------------------------------------------------------------------------------

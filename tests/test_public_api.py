@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import stovetop as tinker
+from stovetop.backends import local
+from stovetop.durable import read_manifest
 from stovetop.errors import InvalidRequest, UnknownName
 
 
@@ -87,6 +89,69 @@ def test_metadata_by_position_is_refused_and_told_how() -> None:
         tinker.ServiceClient({"who": "me"})
 
 
-def test_an_engine_option_that_no_backend_has_is_refused() -> None:
-    with pytest.raises(TypeError, match="devise"):
-        tinker.ServiceClient("recording", devise="cpu")
+@pytest.mark.parametrize("base_url", [None, "recording"])
+def test_a_keyword_that_no_service_has_is_refused_with_the_nearest(base_url: str | None) -> None:
+    with pytest.raises(UnknownName, match="keyword of ServiceClient 'dispaly_name'; did you mean 'display_name'"):
+        tinker.ServiceClient(base_url, dispaly_name="mine")
+    with pytest.raises(UnknownName, match="latency_s" if base_url else "did you mean 'device'"):
+        tinker.ServiceClient(base_url, devise="cpu")
+
+
+def test_service_client_is_one_class_that_every_service_is_an_instance_of(tmp_path: Path) -> None:
+    assert tinker.ServiceClient is tinker.client.ServiceClient
+    service: tinker.ServiceClient = tinker.ServiceClient("recording", storage=tmp_path)
+    nothing: tinker.ServiceClient | None = None
+    assert isinstance(service, tinker.ServiceClient)
+    assert isinstance(local.open_service(storage=tmp_path), tinker.ServiceClient)
+    assert not isinstance(nothing, tinker.ServiceClient)
+    assert isinstance(service.create_rest_client(), tinker.RestClient)
+    assert isinstance(tinker.RestClient(storage=tmp_path), tinker.RestClient)
+
+
+def test_values_are_dumped_as_the_sdks_are() -> None:
+    prompt = tinker.ModelInput.from_ints([1, 2])
+    assert prompt.model_dump() == {"chunks": [{"tokens": [1, 2], "type": "encoded_text"}]}
+    assert tinker.AdamParams(learning_rate=0.1).model_dump()["learning_rate"] == 0.1
+    capabilities = tinker.GetServerCapabilitiesResponse([tinker.SupportedModel("m", 8)])
+    assert capabilities.model_dump()["supported_models"][0]["max_context_length"] == 8
+
+
+def test_a_datum_says_where_its_tokens_were_sampled() -> None:
+    prompt = tinker.PromptProvenanceSpan(sequence_id="a", length=2)
+    answer = tinker.SampledProvenanceSpan(sequence_id="a", length=1)
+    datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
+    told = datum.with_provenance(model_input=[prompt, answer], loss_fn_inputs=[prompt, answer])
+    assert told.model_input_spans == (prompt, answer)
+    assert (told.model_input, told.loss_fn_inputs) == (datum.model_input, datum.loss_fn_inputs)
+    with pytest.raises(InvalidRequest, match=r"model_input must cover its 3 positions.*: 2"):
+        datum.with_provenance(model_input=[prompt], loss_fn_inputs=[prompt, answer])
+    with pytest.raises(InvalidRequest, match="sequence_id must not be empty"):
+        tinker.SampledProvenanceSpan(sequence_id="", length=1)
+
+
+def test_a_loop_for_the_sdk_catches_what_we_raise(tmp_path: Path) -> None:
+    client = tinker.ServiceClient("recording", storage=tmp_path).create_lora_training_client("any/model").result()
+    with pytest.raises(tinker.BadRequestError) as refused:
+        client.forward_backward([], "cross_entropy")
+    assert refused.value.status_code == 400
+    assert refused.value.message == str(refused.value)
+    client.save_state("s").result()
+    with pytest.raises(tinker.ConflictError):
+        client.save_state("s")
+    with pytest.raises(tinker.NotFoundError):
+        client.load_state(str(tmp_path / "nothing"))
+
+
+def test_user_metadata_is_seen_on_the_client_and_in_what_it_saves(tmp_path: Path) -> None:
+    service = tinker.ServiceClient("recording", storage=tmp_path, user_metadata={"who": "me"}, display_name="mine")
+    client = service.create_lora_training_client("any/model", user_metadata={"run": "1"}).result()
+    assert client.get_info().user_metadata == {"who": "me", "run": "1"}
+    saved = client.save_state("s", user_metadata={"step": "5"}).result().path
+    assert read_manifest(Path(saved))["run"]["display_name"] == "mine"
+    for again in (
+        service.create_training_client_from_state(saved, user_metadata={"run": "2"}),
+        service.create_training_client_from_state_with_optimizer(saved, user_metadata={"run": "2"}),
+    ):
+        assert again.result().get_info().user_metadata == {"who": "me", "run": "2"}
+    checkpoint = service.create_rest_client().list_checkpoints(client.model_id).result().checkpoints[0]
+    assert checkpoint.user_metadata == {"who": "me", "run": "1", "step": "5"}

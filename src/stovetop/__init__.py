@@ -2,22 +2,45 @@
 
     import stovetop as tinker
 
-is enough to move a script here that was written for the Tinker SDK. Eager are the values, the clients' protocols and
-the errors; every other module (`stovetop.renderers`, `stovetop.supervised`, ...) is imported when it is first named.
+is enough to move a script here that was written for the Tinker SDK (docs/from_tinker.md says what differs). Eager are
+the values, the clients and the errors; every other module (`stovetop.renderers`, `stovetop.supervised`, ...) is
+imported when it is first named.
 """
 
 import importlib
 import pkgutil
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from stovetop import client, errors, futures, losses, types
-from stovetop.client import SamplingClient, TrainingClient, UserMetadata
-from stovetop.errors import InvalidRequest, RequestFailedError, StovetopError, UnknownName
+from stovetop.client import RestClient, SamplingClient, ServiceClient, TrainingClient
+from stovetop.errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    BillingError,
+    ConflictError,
+    ExperimentalWarning,
+    InternalServerError,
+    InvalidRequest,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    RequestFailedError,
+    StovetopError,
+    TinkerError,
+    UnknownName,
+    UnprocessableEntityError,
+)
 from stovetop.futures import APIFuture
 from stovetop.types import (
+    AdamOptimizerConfig,
     AdamParams,
+    Checkpoint,
+    CheckpointType,
     Datum,
     EncodedTextChunk,
     ForwardBackwardOutput,
@@ -30,7 +53,11 @@ from stovetop.types import (
     ModelID,
     ModelInput,
     ModelInputChunk,
+    OptimParams,
     OptimStepResponse,
+    ParsedCheckpointTinkerPath,
+    PromptProvenanceSpan,
+    SampledProvenanceSpan,
     SampledSequence,
     SampleResponse,
     SamplingParams,
@@ -40,21 +67,34 @@ from stovetop.types import (
     SupportedModel,
     TensorData,
     TensorDtype,
+    TrainingRun,
 )
 
 __version__ = "0.1.0"
 
-TinkerError = StovetopError  # what scripts written for the SDK catch
-
 __all__ = [
+    "APIConnectionError",
+    "APIError",
     "APIFuture",
+    "APIResponseValidationError",
+    "APIStatusError",
+    "APITimeoutError",
+    "AdamOptimizerConfig",
     "AdamParams",
+    "AuthenticationError",
+    "BadRequestError",
+    "BillingError",
+    "Checkpoint",
+    "CheckpointType",
+    "ConflictError",
     "Datum",
     "EncodedTextChunk",
+    "ExperimentalWarning",
     "ForwardBackwardOutput",
     "GetInfoResponse",
     "GetServerCapabilitiesResponse",
     "ImageChunk",
+    "InternalServerError",
     "InvalidRequest",
     "LoadWeightsResponse",
     "LoraConfig",
@@ -62,9 +102,17 @@ __all__ = [
     "ModelID",
     "ModelInput",
     "ModelInputChunk",
+    "NotFoundError",
+    "OptimParams",
     "OptimStepResponse",
+    "ParsedCheckpointTinkerPath",
+    "PermissionDeniedError",
+    "PromptProvenanceSpan",
+    "RateLimitError",
     "RequestFailedError",
+    "RestClient",
     "SampleResponse",
+    "SampledProvenanceSpan",
     "SampledSequence",
     "SamplingClient",
     "SamplingParams",
@@ -78,53 +126,15 @@ __all__ = [
     "TensorDtype",
     "TinkerError",
     "TrainingClient",
+    "TrainingRun",
     "UnknownName",
+    "UnprocessableEntityError",
     "client",
     "errors",
     "futures",
     "losses",
     "types",
 ]
-
-
-def ServiceClient(  # noqa: N802  it stands where the SDK has a class
-    base_url: str | None = None,
-    *,
-    api_key: str | None = None,
-    user_metadata: UserMetadata | None = None,
-    storage: str | Path | None = None,
-    **engine: Any,
-) -> client.ServiceClient:
-    """The way in: makes training and sampling clients.
-
-    base_url       None or "local": models run in this process. "recording": a deterministic fake for tests
-    api_key        read by remote services alone
-    user_metadata  goes into every checkpoint
-    storage        where checkpoints are saved; each backend has a default
-    engine         options of the backend, see `open_service` in `backends/local.py` and `backends/recording.py`
-    """
-    match base_url:
-        case None | "local":
-            from stovetop.backends import local
-
-            return local.open_service(storage=storage, user_metadata=user_metadata, **engine)
-        case "recording":
-            from stovetop.backends import recording
-
-            return recording.open_service(storage=storage, user_metadata=user_metadata, **engine)
-        case _:
-            raise _no_backend(base_url)
-
-
-def _no_backend(base_url: object) -> InvalidRequest:
-    if not isinstance(base_url, str):
-        return InvalidRequest(f"base_url must be a string; pass user_metadata=... by name: {base_url!r}")
-    if base_url == "tinker" or base_url.startswith(("http://", "https://")):
-        return InvalidRequest(
-            "this version has no client for remote services; pass base_url='local' to train in this process, or use "
-            f"the official SDK (import tinker) for: {base_url!r}"
-        )
-    return UnknownName("base_url", base_url, ["local", "recording"], hint="None is 'local'")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,17 +1,24 @@
-"""The joint everything meets at: what a service, a training client and a sampling client are. Protocols, no I/O.
+"""The joint everything meets at: what a service, a training client and a sampling client are. No I/O.
 
 **Every verb enqueues when it is called** and returns an `APIFuture` to await or `.result()`. Calls on one training
 client take effect in the order they were made: submit `forward_backward` and `optim_step` together, await them later.
 Bad input is refused by the call itself; an accepted call that fails, fails its own future and says which call it was.
+
+Some parameters are here because programs written for the Tinker SDK pass them. Where one can have no effect in this
+process, its default is accepted and any other value refused, with the reason: `sdk_differences.py`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from stovetop.futures import APIFuture, ClientFuture
 from stovetop.losses import LossConfig
+from stovetop.sdk_differences import missing_attribute
 from stovetop.types import (
+    AdamOptimizerConfig,
     AdamParams,
+    CheckpointsListResponse,
     Datum,
     ForwardBackwardOutput,
     GetInfoResponse,
@@ -23,6 +30,10 @@ from stovetop.types import (
     SamplingParams,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
+    TensorData,
+    TrainingRun,
+    TrainingRunsResponse,
+    WeightsInfoResponse,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +42,8 @@ if TYPE_CHECKING:
     CustomLossFn = Callable[[Sequence[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 
 UserMetadata = dict[str, str]
+CloseStatus = Literal["success", "errored", "interrupted"]
+AccessScope = Literal["owned", "accessible"]
 
 
 class Tokenizer(Protocol):
@@ -66,10 +79,26 @@ class SamplingClient(Protocol):
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
-    ) -> APIFuture[SampleResponse]: ...
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> APIFuture[SampleResponse]:
+        """`num_samples` continuations of `prompt`.
 
-    def compute_logprobs(self, prompt: ModelInput) -> APIFuture[list[float | None]]:
-        """The logprob of each token given those before it, at temperature 1. The first has none."""
+        include_prompt_logprobs  logprobs of the prompt's tokens, at temperature 1, as in `compute_logprobs`
+        topk_prompt_logprobs     so many (token, logprob), the most probable first, for each position of the prompt
+        prompt_logprobs_last_n   both only for so many positions at the prompt's end, and None before; None: for all
+
+        The remaining parameters are the SDK's and not offered: anything but their defaults is refused.
+        """
+        ...
+
+    def compute_logprobs(
+        self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> APIFuture[list[float | None]]:
+        """The logprob of each token given those before it, at temperature 1. The first has none; with
+        `prompt_logprobs_last_n`, only so many at the end have one."""
         ...
 
     def get_tokenizer(self) -> Tokenizer: ...
@@ -79,6 +108,11 @@ class SamplingClient(Protocol):
 @runtime_checkable
 class TrainingClient(Protocol):
     """One adapter, its gradients and its optimizer."""
+
+    @property
+    def model_id(self) -> str:
+        """Names this client: in errors, in the paths of what it saves, and as `training_run_id` of a `RestClient`."""
+        ...
 
     def forward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
@@ -93,14 +127,21 @@ class TrainingClient(Protocol):
         ...
 
     def forward_backward_custom(
-        self, data: Sequence[Datum], loss_fn: "CustomLossFn"
+        self,
+        data: Sequence[Datum],
+        loss_fn: "CustomLossFn",
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """`loss_fn(data, logprobs)` gets one tensor a datum, shaped like its target_tokens, and returns (loss,
         metrics). The gradient is autograd's, through the model."""
         ...
 
-    def optim_step(self, optim_params: AdamParams) -> APIFuture[OptimStepResponse]:
-        """One AdamW step on the gradients gathered so far, which are then dropped."""
+    def optim_step(
+        self, optim_params: AdamParams | None = None, *, adam_params: AdamParams | None = None
+    ) -> APIFuture[OptimStepResponse]:
+        """One AdamW step on the gradients gathered so far, which are then dropped. `adam_params` is an older name of
+        `optim_params`: one of the two is needed."""
         ...
 
     def save_state(
@@ -113,28 +154,71 @@ class TrainingClient(Protocol):
         """Weights and optimizer. The path that comes back is absolute."""
         ...
 
-    def load_state(self, path: str) -> APIFuture[LoadWeightsResponse]:
+    def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[LoadWeightsResponse]:
         """Weights only: the optimizer starts afresh."""
         ...
 
-    def load_state_with_optimizer(self, path: str) -> APIFuture[LoadWeightsResponse]: ...
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[LoadWeightsResponse]: ...
 
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None, user_metadata: UserMetadata | None = None
     ) -> APIFuture[SaveWeightsForSamplerResponse]: ...
 
-    def save_weights_and_get_sampling_client(self, name: str | None = None) -> ClientFuture[SamplingClient]:
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+        kind: Literal["snapshot"] = "snapshot",
+    ) -> ClientFuture[SamplingClient]:
         """A sampling client frozen at the weights as of this call. Nothing is written; a name is not needed."""
         ...
 
-    def create_sampling_client(self, model_path: str) -> ClientFuture[SamplingClient]: ...
+    def create_sampling_client(
+        self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
+    ) -> ClientFuture[SamplingClient]: ...
     def get_info(self) -> GetInfoResponse: ...
     def get_tokenizer(self) -> Tokenizer: ...
 
 
-@runtime_checkable
-class ServiceClient(Protocol):
-    """Makes training and sampling clients."""
+class ServiceClient:
+    """Makes training and sampling clients. `ServiceClient(...)` opens the provider that `base_url` names; each provider
+    is a subclass that has every method of this one.
+
+    base_url       None or "local": models run in this process. "recording": a deterministic fake for tests
+    api_key        read by remote services alone
+    user_metadata  goes into every checkpoint
+    project_id, display_name
+                   labels of yours, which go into every checkpoint too
+    storage        where checkpoints are saved; each provider has a default
+    engine         options of the provider, see `open_service` in `backends/local.py` and `backends/recording.py`
+    """
+
+    def __new__(
+        cls,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        user_metadata: UserMetadata | None = None,
+        project_id: str | None = None,
+        display_name: str | None = None,
+        default_headers_overrides: Mapping[str, str] | None = None,
+        storage: str | Path | None = None,
+        **engine: Any,
+    ) -> "ServiceClient":
+        from stovetop.backends import open_service
+
+        return open_service(
+            base_url,
+            user_metadata=user_metadata,
+            project_id=project_id,
+            display_name=display_name,
+            default_headers_overrides=default_headers_overrides,
+            storage=storage,
+            options=engine,
+        )
 
     def create_lora_training_client(
         self,
@@ -145,30 +229,115 @@ class ServiceClient(Protocol):
         train_attn: bool = True,
         train_unembed: bool = True,
         user_metadata: UserMetadata | None = None,
-    ) -> ClientFuture[TrainingClient]: ...
+        optimizer: AdamOptimizerConfig | None = None,
+    ) -> ClientFuture[TrainingClient]:
+        """A new adapter of this rank, with `alpha` 32 as everywhere at Tinker, which changes nothing until it is
+        trained. `seed` fixes its initial factors; None draws one, so that two clients differ. The output head is
+        trained too, unless `train_unembed` is false."""
+        ...
 
     def create_training_client_from_state(
-        self, path: str, base_model: str | None = None, user_metadata: UserMetadata | None = None
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: UserMetadata | None = None,
+        weights_access_token: str | None = None,
+        optimizer: AdamOptimizerConfig | None = None,
     ) -> ClientFuture[TrainingClient]:
-        """The weights of a saved state, with a fresh optimizer."""
+        """The weights of a saved state, with a fresh optimizer. `base_model` says where the base model lies, if not
+        under the name in the state."""
         ...
 
     def create_training_client_from_state_with_optimizer(
-        self, path: str, base_model: str | None = None, user_metadata: UserMetadata | None = None
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: UserMetadata | None = None,
+        weights_access_token: str | None = None,
     ) -> ClientFuture[TrainingClient]:
         """A saved state exactly as it was: the next step is the one that would have been."""
         ...
 
     def create_sampling_client(
-        self, model_path: str | None = None, base_model: str | None = None
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
     ) -> ClientFuture[SamplingClient]:
-        """From saved weights, or from the base model as it is."""
+        """From saved weights, or from the base model as it is. With both, the weights must be an adapter of that base
+        model."""
+        ...
+
+    def create_rest_client(self) -> "RestClient":
+        """What was saved: by this service, and where it saves."""
         ...
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse: ...
-    def close(self) -> None:
+    def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
         """Finishes what was accepted, then lets the models go. `with` calls it."""
         ...
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
+
+    if not TYPE_CHECKING:  # where a checker should find only what there is
+
+        def __getattr__(self, name: str) -> object:
+            return missing_attribute("ServiceClient", name)
+
+
+class RestClient:
+    """What was saved, by run. `RestClient(...)` takes what `ServiceClient(...)` takes that matters here.
+
+    The path of a checkpoint (`tinker_path`) is what `save_state` and `save_weights_for_sampler` returned. Methods of
+    the SDK's client that concern accounts, sharing and billing are refused by name.
+    """
+
+    def __new__(
+        cls, *, base_url: str | None = None, api_key: str | None = None, storage: str | Path | None = None
+    ) -> "RestClient":
+        return ServiceClient(base_url, api_key=api_key, storage=storage).create_rest_client()
+
+    def get_training_run(self, training_run_id: str, access_scope: AccessScope = "owned") -> APIFuture[TrainingRun]:
+        """A training client by its `model_id`: one of this service, or one that has saved something."""
+        ...
+
+    def get_training_run_by_tinker_path(
+        self, tinker_path: str, access_scope: AccessScope = "owned"
+    ) -> APIFuture[TrainingRun]:
+        """The run that saved what is at this path, which may be anywhere on this machine."""
+        ...
+
+    def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[WeightsInfoResponse]:
+        """Enough to make a client like the one that saved this."""
+        ...
+
+    def list_training_runs(
+        self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned", project_id: str | None = None
+    ) -> APIFuture[TrainingRunsResponse]:
+        """The latest first. With `project_id`, those with that label."""
+        ...
+
+    def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
+        """What one run has saved, the latest first."""
+        ...
+
+    def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> APIFuture[CheckpointsListResponse]:
+        """What all runs have saved, the latest first."""
+        ...
+
+    def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
+        """Deletes a checkpoint that this service could have saved; there is no way back."""
+        ...
+
+    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """The same by path. Outside of where the service saves, nothing is deleted."""
+        ...
+
+    def get_server_capabilities(self) -> APIFuture[GetServerCapabilitiesResponse]: ...
+
+    if not TYPE_CHECKING:  # where a checker should find only what there is
+
+        def __getattr__(self, name: str) -> object:
+            return missing_attribute("RestClient", name)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from stovetop.errors import CheckpointError, CheckpointNotFound, StovetopError, TornCheckpoint
+from stovetop.errors import CheckpointExists, CheckpointNotFound, StovetopError, TornCheckpoint
 
 MANIFEST = "manifest.json"
 
@@ -71,7 +71,7 @@ def write_folder(
     whole new folder, or what it was before."""
     _undo_unfinished(path)
     if path.exists() and not overwrite:
-        raise CheckpointError(f"there is a checkpoint at this path already; choose another name or overwrite: {path}")
+        raise CheckpointExists(f"there is a checkpoint at this path already; choose another name or overwrite: {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.writing-{uuid.uuid4().hex[:8]}")
     digests = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}

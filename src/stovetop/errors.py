@@ -8,12 +8,17 @@ StovetopError
 ├── RequestFailedError    a call that was accepted and then failed; says which call it was
 ├── CheckpointError       a checkpoint that cannot be used
 │   ├── CheckpointNotFound
+│   ├── CheckpointExists  one of that name is there already
 │   └── TornCheckpoint    a write that did not finish, or bytes that changed since
 ├── Diverged              a loss or reward that is no longer a finite number
 ├── EnvError              an environment raised; names the environment and the step
 ├── GradeError            a grader broke: never counted as a wrong answer
 ├── WorkerDied            a worker process ended in the middle of a call; says how
-└── MissingExtra          an optional dependency is not installed (also an ImportError)
+├── MissingExtra          an optional dependency is not installed (also an ImportError)
+└── APIError              what the Tinker SDK calls a service's refusals, see below
+
+Programs written for the SDK catch its names: `TinkerError` is StovetopError, an InvalidRequest is a `BadRequestError`,
+a missing checkpoint a `NotFoundError`, one that exists a `ConflictError`. The others only a remote service raises.
 """
 
 import difflib
@@ -29,8 +34,98 @@ def listed(names: Iterable[str], most: int = 4) -> str:
 class StovetopError(Exception):
     """Root of everything this package raises on purpose."""
 
+    @property
+    def message(self) -> str:
+        return str(self)
 
-class InvalidRequest(StovetopError, ValueError):
+
+# ---- the SDK's names -------------------------------------------------------------------------------------------------
+
+TinkerError = StovetopError
+
+
+class APIError(StovetopError):
+    """A service refused or could not be asked."""
+
+
+class APIStatusError(APIError):
+    """A service answered, with a status that means failure."""
+
+    status_code: int = 500
+
+
+class BadRequestError(APIStatusError):
+    """What was asked for is wrong."""
+
+    status_code = 400
+
+
+class AuthenticationError(APIStatusError):
+    """The key is missing or not valid."""
+
+    status_code = 401
+
+
+class BillingError(APIStatusError):
+    """The account cannot pay."""
+
+    status_code = 402
+
+
+class PermissionDeniedError(APIStatusError):
+    """The key is valid, and not allowed to do this."""
+
+    status_code = 403
+
+
+class NotFoundError(APIStatusError):
+    """What was named does not exist."""
+
+    status_code = 404
+
+
+class ConflictError(APIStatusError):
+    """What was to be made exists."""
+
+    status_code = 409
+
+
+class UnprocessableEntityError(APIStatusError):
+    """The request could be read, and means nothing."""
+
+    status_code = 422
+
+
+class RateLimitError(APIStatusError):
+    """Too many requests."""
+
+    status_code = 429
+
+
+class InternalServerError(APIStatusError):
+    """A fault of the service."""
+
+
+class APIConnectionError(APIError):
+    """The service could not be reached."""
+
+
+class APITimeoutError(APIConnectionError):
+    """The service did not answer in time."""
+
+
+class APIResponseValidationError(APIError):
+    """The service's answer has another form than it should."""
+
+
+class ExperimentalWarning(UserWarning):
+    """What the SDK warns with. Nothing here does."""
+
+
+# ---- our own ---------------------------------------------------------------------------------------------------------
+
+
+class InvalidRequest(BadRequestError, ValueError):
     """What the caller passed is wrong. Raised at the call: nothing was queued, nothing is lost."""
 
 
@@ -66,8 +161,12 @@ class CheckpointError(StovetopError):
     """A checkpoint that cannot be used for what was asked."""
 
 
-class CheckpointNotFound(CheckpointError, FileNotFoundError):
+class CheckpointNotFound(CheckpointError, NotFoundError, FileNotFoundError):
     """No checkpoint at this path."""
+
+
+class CheckpointExists(CheckpointError, ConflictError):
+    """A checkpoint of this name exists, and it was not said to replace it."""
 
 
 class TornCheckpoint(CheckpointError):

@@ -17,12 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from stovetop.errors import InvalidRequest
+from stovetop.rest_types import AdamOptimizerConfig as AdamOptimizerConfig
+from stovetop.rest_types import Checkpoint as Checkpoint
+from stovetop.rest_types import CheckpointsListResponse as CheckpointsListResponse
+from stovetop.rest_types import CheckpointType as CheckpointType
+from stovetop.rest_types import Cursor as Cursor
+from stovetop.rest_types import OptimizerConfig as OptimizerConfig
+from stovetop.rest_types import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
+from stovetop.rest_types import TrainingRun as TrainingRun
+from stovetop.rest_types import TrainingRunsResponse as TrainingRunsResponse
+from stovetop.rest_types import WeightsInfoResponse as WeightsInfoResponse
+from stovetop.value import Value
 
 if TYPE_CHECKING:
     import torch
 
 TensorDtype = Literal["int64", "float32"]
 StopReason = Literal["stop", "length"]
+LossFnType = Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]  # see losses.py
+SamplingClientKind = Literal["snapshot"]
 ModelID = str
 
 _NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
@@ -51,7 +64,7 @@ def _are_plain(ids: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedTextChunk:
+class EncodedTextChunk(Value):
     """A run of token ids."""
 
     tokens: tuple[int, ...]
@@ -81,7 +94,7 @@ class EncodedTextChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageChunk:
+class ImageChunk(Value):
     """One image as encoded bytes. `expected_tokens` is how many positions it takes in the context."""
 
     data: bytes
@@ -100,7 +113,7 @@ ModelInputChunk = EncodedTextChunk | ImageChunk
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInput:
+class ModelInput(Value):
     """What the model reads: chunks in order. Values never change; `append` returns a new one."""
 
     chunks: tuple[ModelInputChunk, ...]
@@ -244,6 +257,52 @@ def _numbers(data: Iterable[float] | npt.NDArray[np.generic]) -> npt.NDArray[np.
     return array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptProvenanceSpan:
+    """A run of tokens that stood at `offset` and behind it in the prompt of the sampled sequence of this id."""
+
+    sequence_id: str
+    offset: int = 0
+    length: int
+
+    def __post_init__(self) -> None:
+        _check_span(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledProvenanceSpan:
+    """A run of tokens that stand at `offset` and behind it in the sampled sequence of this id."""
+
+    sequence_id: str
+    offset: int = 0
+    length: int
+
+    def __post_init__(self) -> None:
+        _check_span(self)
+
+
+LossFnInputs = dict[str, TensorData]
+LossFnOutput = dict[str, TensorData]
+ProvenanceSpan = PromptProvenanceSpan | SampledProvenanceSpan
+ProvenanceSpans = Sequence[ProvenanceSpan]
+
+
+def _check_span(span: ProvenanceSpan) -> None:
+    name = type(span).__name__
+    _require(span.sequence_id != "", f"{name}.sequence_id must not be empty", span.sequence_id)
+    _require(span.offset >= 0, f"{name}.offset must not be negative", span.offset)
+    _require(span.length >= 0, f"{name}.length must not be negative", span.length)
+
+
+def _covering(what: str, spans: ProvenanceSpans, length: int) -> tuple[ProvenanceSpan, ...]:
+    covered = sum(span.length for span in spans)
+    if covered != length:
+        raise InvalidRequest(
+            f"the provenance spans of {what} must cover its {length} positions, one after the other: {covered}"
+        )
+    return tuple(spans)
+
+
 if TYPE_CHECKING:
     TensorLike = TensorData | npt.NDArray[np.generic] | torch.Tensor | Sequence[float]
 
@@ -270,15 +329,32 @@ class Datum:
 
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData] = field(default_factory=dict[str, TensorData])
+    model_input_spans: tuple[ProvenanceSpan, ...] | None = None  # set by with_provenance
+    loss_fn_input_spans: tuple[ProvenanceSpan, ...] | None = None
 
     def __init__(
         self,
         model_input: ModelInput,
         loss_fn_inputs: "Mapping[str, TensorLike] | None" = None,
+        model_input_spans: ProvenanceSpans | None = None,
+        loss_fn_input_spans: ProvenanceSpans | None = None,
     ) -> None:
         inputs = {name: _tensor(name, value) for name, value in (loss_fn_inputs or {}).items()}
         object.__setattr__(self, "model_input", model_input)
         object.__setattr__(self, "loss_fn_inputs", inputs)
+        if (model_input_spans is None) != (loss_fn_input_spans is None):
+            raise InvalidRequest("a Datum has both model_input_spans and loss_fn_input_spans, or neither")
+        if model_input_spans is not None:
+            model_input_spans = _covering("model_input", model_input_spans, model_input.length)
+        if loss_fn_input_spans is not None and (targets := inputs.get("target_tokens")) is not None:
+            loss_fn_input_spans = _covering("target_tokens", loss_fn_input_spans, len(targets.array))
+        object.__setattr__(self, "model_input_spans", model_input_spans)
+        object.__setattr__(self, "loss_fn_input_spans", loss_fn_input_spans)
+
+    def with_provenance(self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> "Datum":
+        """The same datum, which also says what each of its tokens was when it was sampled: `model_input` for the
+        positions of the input, `loss_fn_inputs` for those of `target_tokens`. No loss of ours reads it."""
+        return Datum(self.model_input, self.loss_fn_inputs, model_input, loss_fn_inputs)
 
 
 # ---- how to train and sample ---------------------------------------------------------------------------------------
@@ -290,7 +366,7 @@ def _require(ok: bool, what: str, value: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class AdamParams:
+class AdamParams(Value):
     """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101). beta2 is 0.95, not 0.999: with the few thousand
     steps of a post-training run a shorter memory of the squared gradient is the stable choice."""
 
@@ -311,8 +387,11 @@ class AdamParams:
         _require(math.isfinite(self.eps) and self.eps > 0, "AdamParams.eps must be above 0", self.eps)
 
 
+OptimParams = AdamParams  # the SDK's name for the parameters of any optimizer
+
+
 @dataclass(frozen=True, slots=True)
-class LoraConfig:
+class LoraConfig(Value):
     """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): each chosen weight W acts as W + (alpha/rank)·B·A."""
 
     rank: int = 32
@@ -333,7 +412,7 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Value):
     """How to draw tokens. Returned logprobs are those of the distribution at this temperature, before top-k and top-p
     (for temperature 0, those at temperature 1)."""
 
@@ -376,7 +455,7 @@ class ForwardBackwardOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class OptimStepResponse:
+class OptimStepResponse(Value):
     """`grad_norm` (before clipping), `update_norm` (of the change of the weights), `skipped_nonfinite` (0 or 1)."""
 
     metrics: dict[str, float] = field(default_factory=dict[str, float])
@@ -384,12 +463,13 @@ class OptimStepResponse:
 
 @dataclass(frozen=True, slots=True)
 class SampledSequence:
-    """One drawn continuation. The stop token, where there is one, is the last token and has its logprob."""
+    """One drawn continuation. The stop token, where there is one, is the last token and has its logprob. The
+    `sequence_id` is another for every sequence that is drawn."""
 
     stop_reason: StopReason
     tokens: list[int]
     logprobs: list[float] | None = None
-    sequence_id: str = ""
+    sequence_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,22 +483,22 @@ class SampleResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveWeightsResponse:
+class SaveWeightsResponse(Value):
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class SaveWeightsForSamplerResponse:
+class SaveWeightsForSamplerResponse(Value):
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class LoadWeightsResponse:
+class LoadWeightsResponse(Value):
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class ModelData:
+class ModelData(Value):
     """`tokenizer_id` is a name or directory that `get_tokenizer` understands."""
 
     arch: str | None = None
@@ -427,16 +507,18 @@ class ModelData:
 
 
 @dataclass(frozen=True, slots=True)
-class GetInfoResponse:
+class GetInfoResponse(Value):
     model_data: ModelData
     model_id: ModelID
     is_lora: bool = True
     lora_rank: int | None = None
     model_name: str | None = None
+    optimizer_config: OptimizerConfig = field(default_factory=AdamOptimizerConfig)
+    user_metadata: dict[str, str] | None = None  # of the service and the client
 
 
 @dataclass(frozen=True, slots=True)
-class SupportedModel:
+class SupportedModel(Value):
     model_name: str | None = None
     max_context_length: int | None = None
     trainable: bool | None = None
@@ -444,5 +526,5 @@ class SupportedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class GetServerCapabilitiesResponse:
+class GetServerCapabilitiesResponse(Value):
     supported_models: list[SupportedModel]

@@ -10,7 +10,7 @@ from providers import Provider
 
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
 from stovetop.concurrency import map_together
-from stovetop.errors import InvalidRequest
+from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.types import Datum, ImageChunk, ModelInput, SampledSequence, SamplingParams, StopReason, TensorData
 
 PROMPT = ModelInput.from_ints(TOKENS[:4])
@@ -322,6 +322,34 @@ def test_a_stop_token_outside_the_vocabulary_is_refused(sampler: SamplingClient)
         draw(sampler, stop=[5, 10**6])
 
 
-def test_a_sampling_client_is_of_one_thing(backend: ServiceClient) -> None:
-    with pytest.raises(InvalidRequest, match="exactly one of model_path and base_model"):
+def test_a_sampling_client_is_of_weights_a_base_model_or_both(provider: Provider, backend: ServiceClient) -> None:
+    with pytest.raises(InvalidRequest, match="needs a model_path or a base_model, or both"):
         backend.create_sampling_client()
+    path = backend.create_lora_training_client(provider.base_model).result().save_weights_for_sampler("s").result().path
+    both = backend.create_sampling_client(model_path=path, base_model=provider.base_model).result()
+    assert both.get_base_model() == provider.base_model
+    with pytest.raises(CheckpointError, match="was trained on"):
+        backend.create_sampling_client(model_path=path, base_model=provider.other_model)
+
+
+def test_prompt_logprobs_may_be_asked_for_at_the_end_only(provider: Provider, backend: ServiceClient) -> None:
+    sampler = backend.create_sampling_client(base_model=provider.base_model).result()
+    prompt, params = ModelInput.from_ints([1, 2, 3, 4, 5]), SamplingParams(max_tokens=1)
+    whole = sampler.compute_logprobs(prompt).result()
+    assert sampler.compute_logprobs(prompt, prompt_logprobs_last_n=2).result() == [None] * 3 + whole[3:]
+    assert sampler.compute_logprobs(prompt, prompt_logprobs_last_n=9).result() == whole
+    assert sampler.compute_logprobs(prompt, prompt_logprobs_last_n=0).result() == [None] * 5
+    response = sampler.sample(prompt, 1, params, True, 2, prompt_logprobs_last_n=1).result()
+    assert response.prompt_logprobs is not None
+    assert [value is None for value in response.prompt_logprobs] == [True] * 4 + [False]
+    assert response.topk_prompt_logprobs is not None
+    assert [value is None for value in response.topk_prompt_logprobs] == [True] * 4 + [False]
+
+
+def test_every_sample_has_a_name_of_its_own(provider: Provider, backend: ServiceClient) -> None:
+    samplers = [backend.create_sampling_client(base_model=provider.base_model).result() for _ in range(2)]
+    prompt, params = ModelInput.from_ints([1, 2]), SamplingParams(max_tokens=2)
+    responses = [sampler.sample(prompt, 3, params).result() for sampler in samplers for _ in range(2)]
+    names = [sequence.sequence_id for response in responses for sequence in response.sequences]
+    assert len(set(names)) == 12
+    assert all(names)

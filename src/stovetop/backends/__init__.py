@@ -1,8 +1,61 @@
-"""Providers of the protocols in `client.py`: one file or folder each.
+"""Providers of the protocols in `client.py`: one file or folder each, and the one that a `base_url` names.
 
 local.py       the engine in this process               recording.py   a deterministic fake that learns
 remote.py      a server, through the official SDK (to come)
 
-in_process.py, engine_thread.py and older_names.py are the clients that local and recording share; bigram.py,
-byte_tokenizer.py and failing_disk.py belong to recording.
+in_process.py, engine_thread.py, saved_runs.py and older_names.py are the clients that local and
+recording share; bigram.py, byte_tokenizer.py and failing_disk.py belong to recording.
 """
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stovetop.client import ServiceClient, UserMetadata
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.sdk_differences import require_neutral
+
+
+def open_service(
+    base_url: str | None,
+    *,
+    user_metadata: UserMetadata | None,
+    project_id: str | None,
+    display_name: str | None,
+    default_headers_overrides: Mapping[str, str] | None,
+    storage: str | Path | None,
+    options: Mapping[str, Any],
+) -> ServiceClient:
+    """See `client.ServiceClient`, whose parameters these are; `options` are those of the provider."""
+    require_neutral("ServiceClient", default_headers_overrides=default_headers_overrides)
+    provider = _provider(base_url)
+    known = inspect.signature(provider).parameters
+    for name in options:
+        if name not in known:
+            others = inspect.signature(ServiceClient).parameters.keys() - {"engine"}
+            raise UnknownName("keyword of ServiceClient", name, {*known, *others})
+    return provider(
+        storage=storage, user_metadata=user_metadata, project_id=project_id, display_name=display_name, **options
+    )
+
+
+def _provider(base_url: object) -> Callable[..., ServiceClient]:
+    match base_url:
+        case None | "local":
+            from stovetop.backends import local
+
+            return local.open_service
+        case "recording":
+            from stovetop.backends import recording
+
+            return recording.open_service
+        case str() if base_url == "tinker" or base_url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                "this version has no client for remote services; pass base_url='local' to train in this process, or "
+                f"use the official SDK (import tinker) for: {base_url!r}"
+            )
+        case str():
+            raise UnknownName("base_url", base_url, ["local", "recording"], hint="None is 'local'")
+        case _:
+            raise InvalidRequest(f"base_url must be a string; pass user_metadata=... by name: {base_url!r}")

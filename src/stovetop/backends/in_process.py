@@ -12,20 +12,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.older_names import with_older_names
-from stovetop.client import Tokenizer, UserMetadata
+from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns
+from stovetop.client import CloseStatus, ServiceClient, Tokenizer, UserMetadata
 from stovetop.engine import ops
 from stovetop.engine.saved_states import SavedState, describe
-from stovetop.errors import CheckpointError, InvalidRequest
-from stovetop.futures import APIFuture, ClientFuture, pending
+from stovetop.errors import CheckpointError, CheckpointExists, InvalidRequest, UnknownName
+from stovetop.futures import APIFuture, ClientFuture, pending, resolved
 from stovetop.losses import LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
 from stovetop.model_store import canonical_name
+from stovetop.sdk_differences import missing_attribute, require_neutral
 from stovetop.types import (
+    AdamOptimizerConfig,
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -41,6 +44,7 @@ from stovetop.types import (
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
     SupportedModel,
+    TensorData,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +71,7 @@ class _Base:
     thread: EngineThread
     storage: Path
     observe: Observer
+    sample_number: "itertools.count[int]"  # of the service, so that every sample has a name of its own
 
 
 @with_older_names("sample", "compute_logprobs", value=True)
@@ -85,7 +90,18 @@ class InProcessSamplingClient:
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
     ) -> APIFuture[SampleResponse]:
+        require_neutral(
+            "sample",
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+            prompt_alt_tokens_k=prompt_alt_tokens_k,
+        )
+        _check_last_n("sample", prompt_logprobs_last_n)
         limits = self._base.thread.engine.limits
         check_model_input(prompt, limits, what="sample: prompt")
         if num_samples < 1:
@@ -105,18 +121,33 @@ class InProcessSamplingClient:
             )
         )
         op = ops.Sample(self._weights, prompt, num_samples, params, include_prompt_logprobs, topk_prompt_logprobs)
-        return self._base.thread.call("sample", op)
+        sequence_ids = [f"sample-{next(self._base.sample_number)}" for _ in range(num_samples)]
+        return self._base.thread.call(
+            "sample", op, lambda response: _as_asked(response, sequence_ids, prompt_logprobs_last_n)
+        )
 
-    def compute_logprobs(self, prompt: ModelInput) -> APIFuture[list[float | None]]:
+    def compute_logprobs(
+        self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> APIFuture[list[float | None]]:
+        _check_last_n("compute_logprobs", prompt_logprobs_last_n)
         check_model_input(prompt, self._base.thread.engine.limits, what="compute_logprobs: prompt")
         self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
-        return self._base.thread.call("compute_logprobs", ops.ComputeLogprobs(self._weights, prompt))
+        return self._base.thread.call(
+            "compute_logprobs",
+            ops.ComputeLogprobs(self._weights, prompt),
+            lambda logprobs: _last(logprobs, prompt_logprobs_last_n),
+        )
 
     def get_tokenizer(self) -> Tokenizer:
         return self._base.thread.engine.get_tokenizer()
 
     def get_base_model(self) -> str:
         return self._base.name
+
+    if not TYPE_CHECKING:  # where a checker should find only what there is
+
+        def __getattr__(self, name: str) -> object:
+            return missing_attribute("SamplingClient", name)
 
 
 @with_older_names(
@@ -134,14 +165,12 @@ class InProcessSamplingClient:
 class InProcessTrainingClient:
     """See `client.TrainingClient`."""
 
-    def __init__(
-        self, base: _Base, adapter: ops.Adapter, config: LoraConfig, model_id: str, user_metadata: UserMetadata
-    ) -> None:
-        self.model_id = model_id
+    def __init__(self, base: _Base, adapter: ops.Adapter, config: LoraConfig, run: LiveRun) -> None:
+        self.model_id = run.model_id
         self._base = base
         self._adapter = adapter
         self._config = config
-        self._user_metadata = user_metadata  # goes into every checkpoint
+        self._run = run
         self._number = itertools.count(1)
 
     def forward(
@@ -161,15 +190,25 @@ class InProcessTrainingClient:
         return self._call("forward_backward", arguments, ops.ForwardBackward(self._adapter, list(data), loss))
 
     def forward_backward_custom(
-        self, data: Sequence[Datum], loss_fn: "CustomLossFn"
+        self,
+        data: Sequence[Datum],
+        loss_fn: "CustomLossFn",
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
+        require_neutral("forward_backward_custom", loss_type_input=loss_type_input)
         check_shapes(data, self._base.thread.engine.limits)
         op = ops.ForwardBackwardCustom(self._adapter, list(data), loss_fn)
         return self._call("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn}, op)
 
-    def optim_step(self, optim_params: AdamParams) -> APIFuture[OptimStepResponse]:
-        op = ops.OptimStep(self._adapter, optim_params)
-        return self._call("optim_step", {"optim_params": optim_params}, op)
+    def optim_step(
+        self, optim_params: AdamParams | None = None, *, adam_params: AdamParams | None = None
+    ) -> APIFuture[OptimStepResponse]:
+        params = optim_params if adam_params is None else adam_params
+        if params is None or (optim_params is not None and adam_params is not None):
+            raise InvalidRequest("optim_step takes optim_params or, by its older name, adam_params: one of them")
+        op = ops.OptimStep(self._adapter, params)
+        return self._call("optim_step", {"optim_params": params}, op)
 
     def save_state(
         self,
@@ -191,14 +230,30 @@ class InProcessTrainingClient:
             "save_weights_for_sampler", {"name": name}, op, lambda _: SaveWeightsForSamplerResponse(str(path))
         )
 
-    def load_state(self, path: str) -> APIFuture[LoadWeightsResponse]:
+    def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[LoadWeightsResponse]:
+        require_neutral("load_state", weights_access_token=weights_access_token)
         return self._load("load_state", path, with_optimizer=False)
 
-    def load_state_with_optimizer(self, path: str) -> APIFuture[LoadWeightsResponse]:
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[LoadWeightsResponse]:
+        require_neutral("load_state_with_optimizer", weights_access_token=weights_access_token)
         return self._load("load_state_with_optimizer", path, with_optimizer=True)
 
-    def save_weights_and_get_sampling_client(self, name: str | None = None) -> ClientFuture[Any]:
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+        kind: Literal["snapshot"] = "snapshot",
+    ) -> ClientFuture[Any]:
         """Frozen at the weights as of this call; nothing is written, so `name` is only recorded."""
+        require_neutral(
+            "save_weights_and_get_sampling_client",
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+            kind=kind,
+        )
         frozen = self._call(
             "save_weights_and_get_sampling_client",
             {"name": name},
@@ -207,16 +262,28 @@ class InProcessTrainingClient:
         )
         return ClientFuture(frozen.future())
 
-    def create_sampling_client(self, model_path: str) -> ClientFuture[Any]:
+    def create_sampling_client(
+        self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
+    ) -> ClientFuture[Any]:
+        require_neutral(
+            "create_sampling_client", retry_config=retry_config, record_stability_info=record_stability_info
+        )
         self._base.observe(Call(self.model_id, "create_sampling_client", {"model_path": model_path}))
         return _load_sampling_client(self._base, model_path)
 
     def get_info(self) -> GetInfoResponse:
         data = ModelData(arch="lora", model_name=self._base.name, tokenizer_id=self._base.name)
-        return GetInfoResponse(data, self.model_id, True, self._config.rank, self._base.name)
+        return GetInfoResponse(
+            data, self.model_id, True, self._config.rank, self._base.name, user_metadata=self._run.labels.user_metadata
+        )
 
     def get_tokenizer(self) -> Tokenizer:
         return self._base.thread.engine.get_tokenizer()
+
+    if not TYPE_CHECKING:  # where a checker should find only what there is
+
+        def __getattr__(self, name: str) -> object:
+            return missing_attribute("TrainingClient", name)
 
     def _call(
         self, verb: str, arguments: dict[str, Any], op: ops.Op, finish: Callable[[Any], Any] = lambda result: result
@@ -229,7 +296,7 @@ class InProcessTrainingClient:
             raise InvalidRequest(f"a checkpoint name has letters, digits, '.', '_' and '-' only: {name!r}")
         path = self._base.storage / "checkpoints" / self.model_id / kind / name
         if path.exists() and not overwrite:
-            raise CheckpointError(f"{kind} {name!r} exists; choose another name or pass overwrite=True: {path}")
+            raise CheckpointExists(f"{kind} {name!r} exists; choose another name or pass overwrite=True: {path}")
         return path
 
     def _save_op(
@@ -245,8 +312,9 @@ class InProcessTrainingClient:
         meta = {
             "base_model": self._base.name,
             "fingerprint": self._base.thread.engine.fingerprint,
-            "user_metadata": {**self._user_metadata, **(user_metadata or {})},
+            "user_metadata": {**self._run.labels.user_metadata, **(user_metadata or {})},
             "ttl_seconds": ttl_seconds,
+            "run": self._run.described(),
         }
         return ops.SaveAdapter(self._adapter, path, meta, with_optimizer, overwrite)
 
@@ -266,29 +334,47 @@ class InProcessTrainingClient:
     "create_sampling_client",
     value=True,
 )
-class InProcessServiceClient:
-    """See `client.ServiceClient`. Opens one engine per base model, when it is first asked for.
+class InProcessServiceClient(ServiceClient):
+    """See `client.ServiceClient`. Opens one engine per base model, when it is first asked for. Made by `over`, since
+    calling a ServiceClient opens the provider that is named.
 
     `async with` or `with` closes it: what was accepted is finished, then the engines go.
     """
 
-    def __init__(
-        self,
+    calls: list[Call]  # every call of every client, in order, when `record` is set
+
+    _open_engine: Callable[[str], ops.Engine]
+    _storage: Path
+    _models: Callable[[], list[str]]
+    _observe: Observer
+    _labels: RunLabels
+    _runs: dict[str, LiveRun]  # by model id
+    _bases: dict[str, _Base]
+    _sample_number: "itertools.count[int]"
+    _lock: threading.Lock  # protects _bases, so that two threads never load one model twice
+
+    @classmethod
+    def over(
+        cls,
         open_engine: Callable[[str], ops.Engine],
         storage: Path,
         *,
         models: Callable[[], list[str]],
+        labels: RunLabels,
         record: bool = False,
-        user_metadata: UserMetadata | None = None,
-    ) -> None:
-        self._open_engine = open_engine
-        self._storage = storage.expanduser().resolve()
-        self._models = models
-        self.calls: list[Call] = []  # every call of every client, in order, when `record` is set
-        self._observe: Observer = self.calls.append if record else lambda call: None
-        self._user_metadata = user_metadata or {}
-        self._bases: dict[str, _Base] = {}
-        self._lock = threading.Lock()  # protects _bases, so that two threads never load one model twice
+    ) -> Self:
+        service = object.__new__(cls)
+        service._open_engine = open_engine
+        service._storage = storage.expanduser().resolve()
+        service._models = models
+        service.calls = []
+        service._observe = service.calls.append if record else lambda call: None
+        service._labels = labels
+        service._runs = {}
+        service._bases = {}
+        service._sample_number = itertools.count(1)
+        service._lock = threading.Lock()
+        return service
 
     def create_lora_training_client(
         self,
@@ -299,7 +385,9 @@ class InProcessServiceClient:
         train_attn: bool = True,
         train_unembed: bool = True,
         user_metadata: UserMetadata | None = None,
+        optimizer: AdamOptimizerConfig | None = None,
     ) -> ClientFuture[Any]:
+        require_neutral("create_lora_training_client", optimizer=optimizer)
         seed = secrets.randbits(63) if seed is None else seed
         config = LoraConfig(rank, seed, train_unembed, train_mlp, train_attn)
         arguments = {"base_model": base_model, "config": config, "user_metadata": user_metadata}
@@ -307,25 +395,48 @@ class InProcessServiceClient:
         return self._training_client(self._base(base_model), ops.CreateAdapter(config), config, user_metadata)
 
     def create_training_client_from_state(
-        self, path: str, base_model: str | None = None, user_metadata: UserMetadata | None = None
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: UserMetadata | None = None,
+        weights_access_token: str | None = None,
+        optimizer: AdamOptimizerConfig | None = None,
     ) -> ClientFuture[Any]:
-        return self._from_state("create_training_client_from_state", path, base_model, user_metadata, False)
+        verb = "create_training_client_from_state"
+        require_neutral(verb, weights_access_token=weights_access_token, optimizer=optimizer)
+        return self._from_state(verb, path, base_model, user_metadata, False)
 
     def create_training_client_from_state_with_optimizer(
-        self, path: str, base_model: str | None = None, user_metadata: UserMetadata | None = None
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: UserMetadata | None = None,
+        weights_access_token: str | None = None,
     ) -> ClientFuture[Any]:
-        return self._from_state(
-            "create_training_client_from_state_with_optimizer", path, base_model, user_metadata, True
-        )
+        verb = "create_training_client_from_state_with_optimizer"
+        require_neutral(verb, weights_access_token=weights_access_token)
+        return self._from_state(verb, path, base_model, user_metadata, True)
 
-    def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> ClientFuture[Any]:
-        if (model_path is None) == (base_model is None):
-            raise InvalidRequest("create_sampling_client takes exactly one of model_path and base_model")
-        self._observe(Call("service", "create_sampling_client", {"model_path": model_path, "base_model": base_model}))
+    def create_sampling_client(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+    ) -> ClientFuture[Any]:
+        verb = "create_sampling_client"
+        require_neutral(verb, retry_config=retry_config, record_stability_info=record_stability_info)
+        if model_path is None and base_model is None:
+            raise InvalidRequest(f"{verb} needs a model_path or a base_model, or both")
+        self._observe(Call("service", verb, {"model_path": model_path, "base_model": base_model}))
         if model_path is not None:
-            return _load_sampling_client(self._base(describe(Path(model_path)).base_model), model_path)
+            base = self._base(base_model or describe(Path(model_path)).base_model)
+            return _load_sampling_client(base, model_path)
         base = self._base(str(base_model))
         return _made(base, lambda: InProcessSamplingClient(base, None))
+
+    def create_rest_client(self) -> SavedRuns:
+        return SavedRuns.over(self._storage, self._runs, self.get_server_capabilities)
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
         lengths = {name: base.thread.engine.limits.context_length for name, base in self._bases.items()}
@@ -334,9 +445,12 @@ class InProcessServiceClient:
             [SupportedModel(name, lengths.get(name), trainable=True, sampleable=True) for name in names]
         )
 
-    def close(self) -> None:
+    def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
+        if status not in get_args(CloseStatus):
+            raise UnknownName("status of close", status, get_args(CloseStatus))
         for base in self._bases.values():
             base.thread.close()
+        return resolved(None)
 
     def __enter__(self) -> Self:
         return self
@@ -356,7 +470,7 @@ class InProcessServiceClient:
             if name not in self._bases:
                 thread = EngineThread(lambda: self._open_engine(name), name)
                 thread.engine  # noqa: B018  an unknown model is refused here, not by the first call that uses it
-                self._bases[name] = _Base(name, thread, self._storage, self._observe)
+                self._bases[name] = _Base(name, thread, self._storage, self._observe, self._sample_number)
             return self._bases[name]
 
     def _from_state(
@@ -372,13 +486,35 @@ class InProcessServiceClient:
         self, base: _Base, op: ops.Op, config: LoraConfig, user_metadata: UserMetadata | None
     ) -> ClientFuture[Any]:
         model_id = f"{Path(base.name).name}-{secrets.token_hex(4)}"
-        metadata = {**self._user_metadata, **(user_metadata or {})}
+        run = LiveRun(model_id, base.name, config, self._labels.with_metadata(user_metadata))
+        self._runs[model_id] = run
         made = base.thread.call(
-            f"making {model_id}",
-            op,
-            lambda adapter: InProcessTrainingClient(base, adapter, config, model_id, metadata),
+            f"making {model_id}", op, lambda adapter: InProcessTrainingClient(base, adapter, config, run)
         )
         return ClientFuture(made.future())
+
+
+def _check_last_n(verb: str, last_n: int | None) -> None:
+    if last_n is not None and last_n < 0:
+        raise InvalidRequest(f"{verb}: prompt_logprobs_last_n must not be negative: {last_n}")
+
+
+def _last(values_T: list[Any], last_n: int | None) -> list[Any]:
+    """The values of so many positions at the end, None before; of all for None."""
+    first = 0 if last_n is None else max(0, len(values_T) - last_n)
+    return [None] * first + values_T[first:]
+
+
+def _as_asked(response: SampleResponse, sequence_ids: Sequence[str], last_n: int | None) -> SampleResponse:
+    prompt, topk = response.prompt_logprobs, response.topk_prompt_logprobs
+    return replace(
+        response,
+        sequences=[
+            replace(sequence, sequence_id=name) for sequence, name in zip(response.sequences, sequence_ids, strict=True)
+        ],
+        prompt_logprobs=None if prompt is None else _last(prompt, last_n),
+        topk_prompt_logprobs=None if topk is None else _last(topk, last_n),
+    )
 
 
 def _made(base: _Base, make: Callable[[], Any]) -> ClientFuture[Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.saved_runs import RunLabels
 from stovetop.client import UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
@@ -21,6 +22,8 @@ def open_service(
     *,
     storage: str | Path | None = None,
     user_metadata: UserMetadata | None = None,
+    project_id: str | None = None,
+    display_name: str | None = None,
     device: str = "cpu",
     dtype: Literal["float32", "bfloat16"] = "float32",
     deterministic: bool | None = None,
@@ -35,6 +38,8 @@ def open_service(
     """A service whose base models run here.
 
     storage                where states are saved (default ~/.stovetop)
+    user_metadata, project_id, display_name
+                           go into every checkpoint
     dtype                  of the base weights; adapters and optimizer are float32 in any case
     deterministic          sampler and trainer agree to the bit, whatever runs beside them: float32 on the CPU, checked
                            when the model is loaded. None: where it holds; True: refused where it does not
@@ -85,8 +90,9 @@ def open_service(
             disk=disk,
         )
 
+    labels = RunLabels(user_metadata or {}, display_name, project_id)
     folder = Path.home() / ".stovetop" if storage is None else Path(storage)
-    return InProcessServiceClient(open_engine, folder, models=known_models, user_metadata=user_metadata)
+    return InProcessServiceClient.over(open_engine, folder, models=known_models, labels=labels)
 
 
 def export_merged(

@@ -28,6 +28,7 @@ from stovetop.backends import bigram
 from stovetop.backends.bigram import Floats, Moments, Table
 from stovetop.backends.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.saved_runs import RunLabels
 from stovetop.client import UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
 from stovetop.engine import ops
@@ -99,6 +100,8 @@ def open_service(
     disk: Disk = LOCAL_DISK,
     models: Sequence[str] | None = None,
     user_metadata: UserMetadata | None = None,
+    project_id: str | None = None,
+    display_name: str | None = None,
 ) -> InProcessServiceClient:
     """A service whose `calls` lists what was asked of its clients, in order.
 
@@ -108,6 +111,8 @@ def open_service(
     faults     what goes wrong; each happens once
     disk       the checkpoints' file operations; `failing_disk.FailingDisk` has some that fail
     models     the base models there are; None: every name is one
+    user_metadata, project_id, display_name
+               go into every checkpoint
     """
 
     def open_engine(name: str) -> ops.Engine:
@@ -115,10 +120,11 @@ def open_service(
             raise UnknownName("base_model", name, models)
         return RecordingEngine(name, seed, latency_s, faults, disk)
 
+    labels = RunLabels(user_metadata or {}, display_name, project_id)
     if storage is None:
         storage = Path(tempfile.gettempdir()) / f"stovetop-recording-{uuid.uuid4().hex[:12]}"
-    return InProcessServiceClient(
-        open_engine, Path(storage), models=lambda: list(models or ()), record=True, user_metadata=user_metadata
+    return InProcessServiceClient.over(
+        open_engine, Path(storage), models=lambda: list(models or ()), labels=labels, record=True
     )
 
 
