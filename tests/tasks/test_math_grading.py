@@ -7,10 +7,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stovetop.errors import GradeError
 from stovetop.rl.process_pool import WorkerPool
 from stovetop.tasks.math_grading import (
+    MAX_ANSWER_LENGTH,
     MathGrader,
     Verdict,
     extract_boxed,
@@ -71,51 +74,117 @@ def test_an_answer_of_gsm8k_follows_its_mark(text: str, answer: str | None):
 # ---- what is equal -----------------------------------------------------------------------------------------------
 
 BY_TEXT_OR_NUMBER = [
-    (r"1{,}000", "1000"),
+    # thousands
+    ("1,200", "1200"),
     ("1,000,000", "1000000"),
+    (r"1{,}000", "1000"),
     (r"11,\! 111", "11111"),
-    (r"\$5.00", "5"),
-    ("$5$", "5"),
+    (r"1\,000", "1000"),
+    ("-1,200", "-1200"),
+    (r"\$1{,}200.50", "1200.5"),
+    # lists, points, intervals, sets: a comma in brackets separates
+    ("(4,112)", "(4, 112)"),
+    ("(4,112,5)", r"\left(4, 112, 5\right)"),
+    ("(1{,}000, 2)", "(1000,2)"),
+    ("[0,100]", "[0, 100]"),
+    (r"(-\infty,100)", r"(-\infty, 100)"),
+    (r"\{1,100\}", r"\lbrace 1, 100 \rbrace"),
+    (r"\frac{1,000}{3}", r"\frac{1000}{3}"),
+    ("4,112", "4, 112"),
+    # numbers
     ("12.0", "12"),
     ("12.", "12"),
     ("+7", "7"),
     (".5", "0.50"),
+    ("1e3", "1000"),
+    ("1.5E-3", "0.0015"),
+    ("6.02e23", r"6.02 \times 10^{23}"),
+    (r"3\cdot10^8", "300000000"),
+    ("3×10^8", "3e8"),
+    (r"4.6 \times 10^{-24}", r"46 \times 10^{-25}"),
+    ("−5", "-5"),
+    ("- 5", "-5"),
+    (r"50\%", "50"),
+    ("12.5%", "12.5"),
+    (r"7\%", "0.07"),
+    ("1110_{4}", "1110_4"),
+    ("1110_{16}", "1110_16"),
+    # units and words around it
+    (r"\$5.00", "5"),
+    ("$5$", "5"),
+    ("10,000 dollars", "10000"),
     (r"90^\circ", "90"),
     (r"45^{\circ}", "45"),
+    ("5°", "5"),
+    (r"5\text{ cm}", "5"),
+    (r"5\,\text{cm}^2", "5"),
+    ("5 cm^2", "5"),
+    ("5 square meters", "5"),
+    ("60 km/h", "60"),
+    ("60 miles per hour", r"60\text{ mph}"),
+    (r"9.8\,\mathrm{m}/\mathrm{s}^2", "9.8"),
     (r"\dfrac{1}{2}", r"\frac{1}{2}"),
     (r"\left(1,2\right)", "(1,2)"),
     (r"\text{blue}", "blue"),
-    ("1110_{4}", "1110_4"),
+    # names and symbols
+    (r"\pi", "pi"),
+    ("π", r"\pi"),
+    ("∞", r"\infty"),
+    ("oo", r"\infty"),
+    ("infinity", r"\infty"),
+    ("(-oo, 2]", r"(-\infty,2]"),
+    ("√2", r"\sqrt{2}"),
+    (r"\varnothing", r"\emptyset"),
+    ("[0,1)U(2,3]", r"[0, 1) \cup (2, 3]"),
 ]
 
 BY_ALGEBRA = [
     ("1/2", "0.5"),
     (r"\frac{1}{2}", "0.5"),
     (r"\frac12", "1/2"),
-    (r"-\frac{1}{2}", "-0.5"),
+    (r"−\frac{1}{2}", "-0.5"),
+    ("2/4", r"\tfrac12"),
     ("0.333333", r"\frac13"),
+    (r"0.\overline{3}", r"\frac13"),
+    (r"-0.1\overline{6}", "-1/6"),
     (r"3\frac{1}{2}", "3.5"),
+    ("3 1/2", "3.5"),
+    ("-3 1/2", r"-\frac{7}{2}"),
+    ("½", "0.5"),
+    (r"50\%", "1/2"),
     (r"\sqrt{8}", r"2\sqrt{2}"),
+    ("2√3", r"\sqrt{12}"),
+    ("sqrt(2)", r"\sqrt2"),
     (r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}"),
     ("2^{10}", "1024"),
+    ("2**3", "8"),
     ("5!", "120"),
     (r"2\cdot 3", "6"),
     (r"\binom{5}{2}", "10"),
     ("1+2x", "2x+1"),
+    ("x − 1", "x-1"),
     ("(x+1)^2", "x^2+2x+1"),
     (r"\frac{x+1}{2}", r"\frac12 x+\frac12"),
     (r"\sin^2 x+\cos^2 x", "1"),
     (r"\frac{3}{4}\pi", r"\frac{3\pi}{4}"),
+    ("pi/2", r"\frac{\pi}{2}"),
+    ("2*pi*r", r"2\pi r"),
+    ("ln(2)", r"\ln 2"),
+    ("3+2i", "2i+3"),
     ("x=5", "5"),
     ("5", "x=5"),
-    (r"50\%", "50"),
-    (r"5\text{ cm}", "5"),
-    (r"(1, 2)", "(1,2)"),
+    ("(1/2, 3)", r"\left(\frac12,3\right)"),
+    ("(3, pi/2)", r"(3,\frac{\pi}{2})"),
+    ("(1,2),(3,4)", "(3,4), (1,2)"),
+    ("2,1", r"1 \text{ and } 2"),
+    ("5 or 6", "6, 5"),
+    ("1,000, 2,000", "2000, 1000"),
     (r"\{1,2,3\}", r"\{3,2,1\}"),
-    (r"(-\infty,2]", r"(-\infty, 2]"),
+    (r"\{1,200,3\}", r"\{200, 1, 3\}"),
+    ("[0,0.5]", r"[0,\frac12]"),
     (r"x \le 3", r"x\leq 3"),
+    ("x ≥ 3", r"x\geq 3"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
-    (r"4.6 \times 10^{-24}", r"46 \times 10^{-25}"),
     ("Tuesday", r"\text{tuesday}"),
     (r"\text{(C)}", "C"),
 ]
@@ -123,21 +192,53 @@ BY_ALGEBRA = [
 DIFFERENT = [
     ("", "0"),
     ("1/2", "0.6"),
+    ("1/2", "0.05"),
     ("0.3", r"\frac13"),
+    ("0.33", r"\frac13"),
     ("1.5", "15"),
+    ("1.000", "1000"),
     ("1000", "1001"),
     ("2", "-2"),
+    ("−5", "5"),
     ("12", "1,2"),
+    ("12,34", "1234"),
+    ("0.1,000", "100"),
     ("3,4", "3"),
+    ("1,2", "1,2,3"),
     ("5 or 6", "5"),
+    ("(4,112)", "4112"),
+    ("4112", "(4,112)"),
+    ("4112", "4, 112"),
+    ("(4,112)", "(4, 113)"),
     ("(1,2)", "(2,1)"),
+    ("(1,2)", "[1,2]"),
     ("[0,1]", "[0,1)"),
+    ("[0,100]", "(0,100)"),
+    (r"\{1,2\}", r"\{1,2,3\}"),
+    ("1e3", "100"),
+    ("1e3", "3e"),
+    ("3e8", "3e7"),
+    ("1e400", "1e401"),
+    ("10^3", "10^{-3}"),
+    ("pi", "3.14"),
+    (r"\pi", r"\pi^2"),
+    (r"\infty", r"-\infty"),
+    ("50%", "0.05"),
+    ("50", "0.5"),
+    ("3 1/2", "31/2"),
+    ("3 1/2", "1.5"),
+    (r"0.\overline{3}", "0.3"),
+    ("5 cm", "6 cm"),
     ("x=5", "x=6"),
+    ("x=5", "y=5"),
     ("x+1", "x-1"),
     ("x", "X"),
+    ("5i", "5"),
     ("A", "B"),
     ("n", "5"),
     ("5", "hello"),
+    ("yes", "no"),
+    ("10 AM", "10 PM"),
     (r"\text{Monday}", "Tuesday"),
     (r"\sqrt{2}", "2"),
     ("1110_4", "1110_8"),  # bases
@@ -174,6 +275,24 @@ def test_every_answer_is_equal_to_itself():
 def test_what_is_normalized_stays_as_it_is():
     for answer in {answer for pair in [*BY_TEXT_OR_NUMBER, *BY_ALGEBRA, *DIFFERENT] for answer in pair}:
         assert normalize(normalize(answer)) == normalize(answer)
+
+
+def test_the_tables_are_long_and_hold_each_pair_once():
+    pairs = [*BY_TEXT_OR_NUMBER, *BY_ALGEBRA, *DIFFERENT]
+    assert len(set(pairs)) == len(pairs) >= 150
+
+
+@settings(max_examples=50)
+@given(st.text(r"0123456789,.eE()[]{}\^_/%√−π \$°", max_size=60))
+def test_any_text_is_equal_to_itself_unless_there_is_nothing_in_it(answer: str):
+    assert same_text_or_number(answer, answer) is bool(normalize(answer))
+
+
+def test_no_text_of_a_policy_takes_long_to_normalize():
+    start = time.monotonic()
+    for part in ("1 ", " ", "\\text{", "1,111", "(", "9", "√", "1 1/", "a^", "1e1", ", ", "5 square ", "5 cm", "{"):
+        same_text_or_number((part * MAX_ANSWER_LENGTH)[:MAX_ANSWER_LENGTH], "5")
+    assert time.monotonic() - start < 2.0
 
 
 def test_a_verdict_is_no_truth_value():

@@ -14,7 +14,7 @@ from enum import StrEnum
 from fractions import Fraction
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from stovetop.errors import GradeError, MissingExtra
 from stovetop.rl.process_pool import WorkerPool
@@ -56,41 +56,137 @@ def extract_gsm_answer(text: str) -> str | None:
 
 # ---- equal as text, or as a number -------------------------------------------------------------------------------
 
+_SYMBOLS = {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "°": "",
+            "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ",
+            "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "~": " ",
+            r"\lbrace": r"\{", r"\rbrace": r"\}"}  # fmt: skip
+_WORD_BEFORE, _WORD_AFTER = r"(?<![a-zA-Z\\])", r"(?![a-zA-Z])"
+_UNIT = (
+    r"(?:(?:square|cubic|sq\.?|cu\.?) )?(?:(?:centi|milli|kilo)?(?:meter|metre|gram|liter|litre)s?|[cmk]m|mi|ft|yd|kg"
+    r"|mg|m[lL]|lbs?|oz|mph|inch(?:es)?|foot|feet|yards?|miles?|pounds?|ounces?|sec(?:ond)?s?|min(?:ute)?s?|hours?|hrs?"
+    r"|days?|weeks?|months?|years?|degrees?|units?|dollars?|cents?|euros?)"
+)
+_UNIT_IN_TEXT = rf"(?:{_UNIT}|[mgshL])"  # letters that would be variables elsewhere
+_POWER = r"(?: ?\^ ?\{?[23]\}?)?"
 _REWRITTEN = [
-    (r",\\!\s*(?=\d{3})", ""),
-    (r"(?<!\\)\\(?:left(?![a-z])|right(?![a-z])|displaystyle|[,!;: ])", ""),
-    (r"\\[dt]frac", r"\\frac"),
+    (r"(?<!\\)\\(?:left(?![a-z])|right(?![a-z])|displaystyle|q?quad(?![a-z])|[!;: ])", " "),
+    (r"(?<!\\)\\,(?=\d{3}(?!\d))", ""),
+    (r"(?<!\\)\\,", " "),
+    (r"\\varnothing", r"\\emptyset"),
+    (r"\\[dtc]frac", r"\\frac"),
+    (
+        rf"(?<=[\d}})])\s*\\(?:text|mathrm)\s*\{{\s*{_UNIT_IN_TEXT}\s*\}}{_POWER}"
+        rf"(?:\s*/\s*\\(?:text|mathrm)\s*\{{\s*{_UNIT_IN_TEXT}\s*\}}{_POWER})?\.?\s*$",
+        "",
+    ),
     (r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
     (r"\\\$|\$|\\\(|\\\)|\\\[|\\\]", ""),
     (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree", ""),
     (r"_\{(\w)\}", r"_\1"),
-    (r"(\d)(?:\{,\}|,)(?=\d{3}(?!\d))", r"\1"),
+    (rf"(?<=[\d}})])\s*{_UNIT}{_POWER}(?: ?(?:/|per) ?{_UNIT_IN_TEXT}{_POWER})?\.?\s*$", ""),
+    (rf"{_WORD_BEFORE}(?:oo|inf(?:inity)?){_WORD_AFTER}", r"\\infty "),
+    (rf"{_WORD_BEFORE}pi{_WORD_AFTER}", r"\\pi "),
+    (rf"{_WORD_BEFORE}(sin|cos|tan|ln|log|exp)(?=\s*\()", r"\\\1"),
+    (r"√\s*(\w+)|√\s*\(([^()]*)\)", r"\\sqrt{\1\2}"),
+    (r"(?<=[\])])\s*U\s*(?=[\[(])", r" \\cup "),
+    (r"\*\*", "^"),
+    (r"(\d\.?)[eE]([-+]?\d{1,3})(?![\d._])", r"\1 \\times 10^{\2}"),
+    (r"(?<![\d./^{])(\d{1,40})\s+(\d{1,40})/(\d{1,40})(?![\d/])", r"\1\\frac{\2}{\3}"),  # 3 1/2
+    (r"(?<=[-+])\s+(?=[\d.\\])|\s+(?=\^)", ""),
     (r"\s+", " "),
+    (r"(?<=[(\[{]) | (?=[)\]}]|\\\})", ""),
+    (r" ?, ?", ", "),
 ]
+_GROUPED = r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,\\!\s*|,)\d{3})+(?!\d)"
+_BRACKETS_AND_GROUPS = re.compile(rf"(?P<open>\(|\[|\\\{{)|(?P<close>\)|\]|\\\}})|(?P<number>{_GROUPED})")
+_REPEATING = re.compile(r"(\d{0,40})\.(\d{0,40})\\(?:overline|bar)\s*\{(\d{1,40})\}")
 _IN_BASE = re.compile(r"([0-9a-zA-Z]{1,40})_\{?(\d\d?)\}?")
-_NUMBER = re.compile(r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})")
+_NUMBER = re.compile(
+    r"([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40}))(?: ?(?:\\times|\\cdot|\*) ?10\^ ?\{?([-+]?\d{1,3})\}?)? ?(\\?%)?"
+)
 
 
-def normalize(answer: str) -> str:
-    r"""The same answer with fewer ways to write it: no spacing, dollars, degrees or `\text`, no commas that group
-    thousands, no full stop at its end."""
+def normalize(answer: str, *, groups_thousands: bool = True) -> str:
+    r"""The same answer with fewer ways to write it: no spacing, dollars, degrees, units or `\text`, no commas that
+    group thousands, no full stop at its end; symbols and names (π, pi, ∞, oo, √2, 1e3, 3 1/2) as LaTeX has them.
+
+    Within brackets a comma separates, so (4,112) is (4, 112), unless it is written as grouping, (4{,}112). Elsewhere it
+    groups digits in threes: 4,112 is 4112, or with `groups_thousands=False` 4, 112. What separates is written ", ".
+    """
+    for symbol, command in _SYMBOLS.items():
+        answer = answer.replace(symbol, command)
+    answer = _without_grouping(answer, groups_thousands)
     for pattern, replacement in _REWRITTEN:
         answer = re.sub(pattern, replacement, answer)
+    answer = _REPEATING.sub(_as_fraction, answer)
     return answer.strip().removesuffix(".").strip()
 
 
+def _without_grouping(answer: str, everywhere: bool) -> str:
+    """Without commas within numbers, unless they stand in brackets."""
+    answer = re.sub(r"(?<!\\)\\(?:left|right)(?![a-z])\s*", "", answer)
+    depth, parts, end = 0, list[str](), 0
+    for found in _BRACKETS_AND_GROUPS.finditer(answer):
+        depth = max(0, depth + (found["open"] is not None) - (found["close"] is not None))
+        if found["number"] is not None:
+            separators = r"\{,\}|,\\!\s*|," if everywhere and depth == 0 else r"\{,\}|,\\!\s*"
+            parts += [answer[end : found.start()], re.sub(separators, "", found["number"])]
+            end = found.end()
+    return "".join([*parts, answer[end:]])
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    r"""0.1\overline{6} is \frac{15}{90}: 16 - 1 over 90."""
+    whole, fixed, repeated = repeating.groups()
+    below = (10 ** len(repeated) - 1) * 10 ** len(fixed)
+    return rf"\frac{{{int(whole + fixed + repeated) - int('0' + whole + fixed)}}}{{{below}}}"
+
+
+class _Pair(NamedTuple):
+    given: str
+    reference: str
+
+
+def _readings(given: str, reference: str) -> list[_Pair]:
+    """Both normalized. Where one of them is a list, 1,200 of the other may be a list too."""
+    grouped = _Pair(normalize(given), normalize(reference))
+    if not any("," in answer for answer in grouped):
+        return [grouped]
+    listed = _Pair(normalize(given, groups_thousands=False), normalize(reference, groups_thousands=False))
+    return list(dict.fromkeys([grouped, listed]))
+
+
 def same_text_or_number(given: str, reference: str) -> bool | None:
-    """Whether two answers are equal, where that can be said without algebra; None where it cannot."""
-    given, reference = normalize(given), normalize(reference)
-    if not given or len(given) > MAX_ANSWER_LENGTH:
+    r"""Whether two answers are equal, where that can be said without algebra; None where it cannot. Of a percentage and
+    a number, 50\% is both 50 and 0.5."""
+    if not given.strip() or len(given) > MAX_ANSWER_LENGTH:
+        return False
+    decided = [_decided(*pair) for pair in _readings(given, reference)]
+    if True in decided:
+        return True
+    return None if None in decided else False
+
+
+def _decided(given: str, reference: str) -> bool | None:
+    if not given:
         return False
     if given == reference:
         return True
-    if _NUMBER.fullmatch(given) and _NUMBER.fullmatch(reference):
-        return Fraction(given) == Fraction(reference)
-    if _IN_BASE.fullmatch(given) and _IN_BASE.fullmatch(reference):
-        return False  # algebra would take the base for an index
+    one, other = _NUMBER.fullmatch(given), _NUMBER.fullmatch(reference)
+    if one and other:
+        if bool(one[3]) is bool(other[3]):
+            return _number(one) == _number(other)
+        percent, number = (_number(one), _number(other)) if one[3] else (_number(other), _number(one))
+        return number in (percent, percent / 100)
+    in_bases = _IN_BASE.fullmatch(given), _IN_BASE.fullmatch(reference)
+    if in_bases[0] and in_bases[1]:
+        return in_bases[0].groups() == in_bases[1].groups()  # algebra would take the base for an index
     return False if len(given) == len(reference) == 1 else None
+
+
+def _number(found: re.Match[str]) -> Fraction:
+    """Without the percent sign."""
+    return Fraction(found[1]) * Fraction(10) ** int(found[2] or 0)
 
 
 # ---- equal by algebra --------------------------------------------------------------------------------------------
@@ -101,8 +197,7 @@ def same_answer(given: str, reference: str) -> bool:
     decided = same_text_or_number(given, reference)
     if decided is not None:
         return decided
-    given, reference = normalize(given), normalize(reference)
-    return _same_words(given, reference) or same_by_algebra(given, reference)
+    return any(_same_words(*pair) or same_by_algebra(*pair) for pair in _readings(given, reference))
 
 
 def same_by_algebra(given: str, reference: str) -> bool:
@@ -224,7 +319,7 @@ class MathGrader:
             return _verdict(self._run(same_answer, given, reference))
         except Exception as error:
             try:
-                self._run(same_by_algebra, reference, reference)
+                self._run(same_by_algebra, normalize(reference), normalize(reference))
             except Exception as broken:
                 raise GradeError(f"the grader breaks on a reference answer: {reference!r}: {broken}") from broken
             log.warning("undecided, which counts as wrong: %r (reference: %r): %s", given[:80], reference, error)
