@@ -3,7 +3,9 @@ import contextlib
 import json
 import logging
 import random
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from stovetop.checkpoints import (
     submit_checkpoint,
 )
 from stovetop.durable import append_row, read_rows
-from stovetop.errors import CheckpointError, InvalidRequest, RequestFailedError, StovetopError
+from stovetop.errors import CheckpointError, InvalidRequest, RequestFailedError, StovetopError, WriteFailed
 from stovetop.types import AdamParams, Datum, ModelInput
 
 MODEL = "tiny"
@@ -216,6 +218,43 @@ def test_a_run_whose_checkpoints_are_all_lost_is_an_error_and_no_fresh_start(tmp
         shutil.rmtree(tmp_path / "checkpoints")
         with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
             asyncio.run(begin(service, tmp_path))
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda file: file.write_text("")])
+def test_a_run_that_lost_its_rows_but_not_its_states_is_refused_with_the_way_to_go_on(
+    tmp_path: Path, lose: Callable[[Path], object]
+):
+    with open_service(tmp_path) as service:
+        saved_row(service, tmp_path, 5)
+        record = saved_row(service, tmp_path, 10)
+        lose(tmp_path / "checkpoints.jsonl")
+        with pytest.raises(
+            CheckpointError, match=r"names no checkpoint.*2 were made.*from '000010' \(batch 10, "
+        ) as lost:
+            asyncio.run(begin(service, tmp_path))
+        assert str(record.state_path) in str(lost.value)
+        copy, rows = re.findall(r"copy (\S+) to (\S+);", str(lost.value))[0]
+        shutil.copy(tmp_path / copy, tmp_path / rows)
+        assert asyncio.run(begin(service, tmp_path)).record == record
+
+
+def test_a_run_that_was_stopped_before_its_first_row_begins_again_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with open_service(tmp_path) as service:
+        client = service.create_lora_training_client(MODEL, rank=8).result()
+        path = client.save_state("000005").result().path
+        with caplog.at_level(logging.WARNING):
+            assert asyncio.run(begin(service, tmp_path)).batch == 0
+    assert f"no row of checkpoints.jsonl names what was saved in {path}" in caplog.text
+
+
+def test_a_row_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path: Path):
+    with open_service(tmp_path) as service:
+        client = service.create_lora_training_client(MODEL, rank=8).result()
+        (tmp_path / "run" / "checkpoints.jsonl").mkdir(parents=True)
+        with pytest.raises(WriteFailed, match=r"cannot write .*/run/checkpoints\.jsonl: Is a directory"):
+            asyncio.run(save_checkpoint(client, "000005", tmp_path / "run", {"batch": 5}))
 
 
 def test_a_row_without_a_batch_is_no_place_to_go_on_from(tmp_path: Path):

@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stovetop.backends.failing_disk import FailingDisk, Operation
-from stovetop.durable import MANIFEST, append_row, read_folder, read_manifest, read_rows, write_file, write_folder
-from stovetop.errors import CheckpointError, CheckpointNotFound, StovetopError, TornCheckpoint
+from stovetop.durable import (
+    MANIFEST,
+    append_row,
+    parse_rows,
+    read_folder,
+    read_manifest,
+    read_rows,
+    write_file,
+    write_folder,
+)
+from stovetop.errors import CheckpointError, CheckpointNotFound, StovetopError, TornCheckpoint, WriteFailed
 
 OLD = {"weights": b"old weights", "optimizer": b"old moments"}
 NEW = {"weights": b"new weights!", "optimizer": b"new moments!"}
@@ -195,6 +204,48 @@ def test_a_broken_row_in_the_middle_is_an_error_that_names_the_line(tmp_path: Pa
     log.write_bytes(b'{"a": 1}\n{oops}\n{"b": 2}\n')
     with pytest.raises(StovetopError, match=r"rows\.jsonl, line 2"):
         read_rows(log)
+
+
+@pytest.mark.parametrize("line", [b"", b"[1]", b"null", b"3", b"\xff\xfe", b"[" * 100_000])
+def test_a_row_that_is_no_object_is_an_error_that_names_the_line(tmp_path: Path, line: bytes) -> None:
+    log = tmp_path / "rows.jsonl"
+    log.write_bytes(b'{"a": 1}\n' + line + b"\n")
+    with pytest.raises(StovetopError, match=r"rows\.jsonl, line 2: .*; repair or remove the line"):
+        read_rows(log)
+
+
+def test_a_row_that_its_reader_refuses_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    log = tmp_path / "rows.jsonl"
+    log.write_bytes(b'{"a": 1}\n{"a": "x"}\n')
+    with pytest.raises(StovetopError, match=r"rows\.jsonl, line 2: invalid literal for int"):
+        parse_rows(log, lambda row: int(row["a"]))
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename", "append"])
+def test_what_the_disk_refuses_is_named_by_its_path_and_cause(tmp_path: Path, operation: Operation) -> None:
+    def write(disk: FailingDisk) -> None:
+        append_row(tmp_path / "rows", {}, disk=disk)
+        write_file(tmp_path / "file", b"", disk=disk)
+        write_folder(tmp_path / "folder", NEW, {}, overwrite=True, disk=disk)
+
+    rehearsal = FailingDisk()
+    write(rehearsal)
+    for nth in range(1, rehearsal.done[operation] + 1):
+        disk = FailingDisk()
+        disk.fail(operation, nth, FULL)
+        with pytest.raises(WriteFailed, match=rf"cannot write {tmp_path}/(rows|file|folder): no space left on device"):
+            write(disk)
+
+
+def test_a_name_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("a[b]", "*"):
+        write_folder(tmp_path / name, OLD, {})
+    (tmp_path / ".other.writing-12345678").mkdir()
+    (tmp_path / "a[b]").rename(tmp_path / ".a[b].replaced-12345678")
+    assert read_folder(tmp_path / "a[b]") == OLD
+    write_folder(tmp_path / "*", NEW, {}, overwrite=True)
+    assert (tmp_path / ".other.writing-12345678").exists()
+    assert read_folder(tmp_path / "a[b]") == OLD
 
 
 def test_a_failing_append_keeps_every_earlier_row(tmp_path: Path) -> None:

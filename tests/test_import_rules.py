@@ -17,7 +17,7 @@ LINES = [
     ["__main__", "cli", "chat", "recipes", "fetch"],
     ["tasks", "kitchen"],
     ["distillation", "preference", "rl", "supervised", "evaluators"],
-    ["checkpoints", "runs", "tracking", "datasets"],
+    ["runs", "checkpoints", "run_folder", "tracking", "datasets"],
     ["completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
     ["server", "backends", "engine"],
     [

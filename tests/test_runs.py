@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import logging
@@ -11,9 +12,11 @@ from typing import Literal
 import pytest
 
 from stovetop import runs
-from stovetop.durable import read_rows
-from stovetop.errors import InvalidRequest, StovetopError, UnknownName
+from stovetop.durable import append_row, read_rows
+from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
 from stovetop.runs import BehaviorIfExists, Run, open_run
+from stovetop.tracking import sinks
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.tracking.events import CONFIG, Recorder
 from stovetop.tracking.timing import timed
 
@@ -29,10 +32,11 @@ class Adam:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    log_path: str = "run"
+    log_path: str = field(default="run", metadata=MAY_CHANGE)
     learning_rate: float = 1e-4
-    num_epochs: int = 1
-    lr_schedule: Literal["linear", "constant"] = "linear"
+    num_epochs: int = field(default=1, metadata=HOW_LONG)
+    lr_schedule: Literal["linear", "constant"] = "constant"
+    load_checkpoint_path: str | None = None
     adam: Adam = field(default_factory=Adam)
     tags: tuple[str, ...] = ("a", "b")
     clip: float = float("inf")
@@ -273,6 +277,100 @@ def test_what_is_not_a_run_cannot_be_loaded(tmp_path: Path):
         runs.load(tmp_path)
 
 
+# ---- files that are damaged
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "null", "3", '{"class": 3, "config": {}}', "\udcff", "[" * 100_000]
+)
+def test_a_config_that_is_none_is_named_by_its_file(tmp_path: Path, content: str):
+    path = finished_run(tmp_path / "run")
+    (path / "config.json").write_text(content, errors="surrogateescape")
+    for read in (runs.load, quiet_run):
+        with pytest.raises(StovetopError, match=r"run/config\.json"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "row"),
+    [
+        ("metrics.jsonl", '{"loss": 1.0}'),
+        ("metrics.jsonl", '{"step": "1"}'),
+        ("metrics.jsonl", '{"step": true}'),
+        ("metrics.jsonl", '{"step": -1}'),
+        ("metrics.jsonl", '{"step": 1, "loss": null}'),
+        ("metrics.jsonl", '{"step": 1, "loss": "low"}'),
+        ("metrics.jsonl", '{"step": 1, "loss": [1]}'),
+        ("events.jsonl", '{"name": "a.b"}'),
+        ("events.jsonl", '{"time": 1.0}'),
+        ("events.jsonl", '{"time": 1.0, "name": "odd"}'),
+        ("events.jsonl", '{"time": "now", "name": "a.b"}'),
+        ("events.jsonl", '{"time": 1.0, "name": "a.b", "values": {"x": "y"}}'),
+        ("events.jsonl", '{"time": 1.0, "name": "a.b", "values": []}'),
+        ("events.jsonl", '{"time": 1.0, "name": "a.b", "labels": {"x": 1}}'),
+        ("events.jsonl", '{"time": 1.0, "name": "a.b", "step": 1.5}'),
+        ("metrics.jsonl", ""),
+        ("metrics.jsonl", "{"),
+        ("metrics.jsonl", "null"),
+        ("events.jsonl", "[1, 2]"),
+        ("events.jsonl", "\udcff\udcfe\x00"),
+        ("events.jsonl", "[" * 100_000),
+    ],
+)
+def test_a_damaged_row_is_named_by_its_file_and_line(tmp_path: Path, file: str, row: str):
+    path = finished_run(tmp_path / "run")
+    before = (path / file).read_text()
+    (path / file).write_text(before + row + "\n", errors="surrogateescape")
+    with pytest.raises(StovetopError, match=rf"run/{file}, line {before.count(chr(10)) + 1}: ") as error:
+        runs.load(path)
+    assert len(str(error.value)) < 600
+    if file == "metrics.jsonl":  # which is read when a run is opened
+        with pytest.raises(StovetopError, match=rf"run/{file}, line 2: "):
+            quiet_run(path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_an_error_of_ours(tmp_path: Path):
+    path = finished_run(tmp_path / "run")
+    for name in ("events.jsonl", "metrics.jsonl", "config.json"):
+        (path / name).unlink()
+        (path / name).mkdir()
+        with pytest.raises(StovetopError, match=name.replace(".", r"\.")):
+            runs.load(path)
+
+
+# ---- a disk that is full
+
+
+def test_a_row_that_cannot_be_written_stops_the_run_and_costs_no_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(path: Path, row: object, **_: object) -> None:
+        if path.name == "metrics.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with quiet_run(tmp_path / "run") as run:
+        run.log_metrics({"loss": 1.0}, 0)
+        monkeypatch.setattr(sinks, "append_row", full)
+        with pytest.raises(WriteFailed, match=r"cannot write .*/metrics\.jsonl: No space left"):
+            run.log_metrics({"loss": 0.5}, 1)
+    monkeypatch.undo()
+    with quiet_run(tmp_path / "run") as run:  # whose lock is free again
+        run.start_at(1)
+        run.log_metrics({"loss": 0.5}, 1)
+    assert runs.load(run.path).series("loss").values == [1.0, 0.5]
+
+
+def test_what_stops_a_run_is_not_hidden_by_a_record_that_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(path: Path, row: object, **_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    run = quiet_run(tmp_path / "run")
+    run.__enter__()
+    monkeypatch.setattr(sinks, "append_row", full)
+    run.__exit__(ValueError, ValueError("a bug"), None)  # which is then raised
+    assert "nor could its end be recorded" in (tmp_path / "run" / "logs.log").read_text()
+
+
 # ---- resuming with another config
 
 
@@ -302,12 +400,48 @@ def test_changes_can_be_allowed(tmp_path: Path):
     assert runs.load(tmp_path / "run").config["learning_rate"] == 1.0
 
 
+def test_steps_are_added_only_where_no_schedule_stretches_over_them(tmp_path: Path):
+    linear = Config(lr_schedule="linear", num_epochs=4)
+    with quiet_run(tmp_path / "run", linear) as run:
+        run.log_metrics({"loss": 1.0}, 0)
+    append_row(run.path / "checkpoints.jsonl", {"name": "000001", "batch": 1, "state_path": "/states/000001"})
+    for num_epochs in (2, 8):
+        with pytest.raises(InvalidRequest) as refusal:
+            quiet_run(run.path, replace(linear, num_epochs=num_epochs))
+        assert f"num_epochs: 4 -> {num_epochs} (it may change while lr_schedule=constant only)" in str(refusal.value)
+        assert "in a new run: load_checkpoint_path=/states/000001" in str(refusal.value)
+    assert runs.load(run.path).config_as(Config) == linear
+
+
+def test_a_finished_run_that_is_asked_for_less_keeps_its_config_and_is_no_error(tmp_path: Path):
+    linear = Config(lr_schedule="linear", num_epochs=4)
+    with quiet_run(tmp_path / "run", linear) as run:
+        run.log_metrics({"loss": 1.0}, 0)
+    append_row(run.path / "checkpoints.jsonl", {"name": "final", "batch": 1, "final": True, "state_path": "/final"})
+    with quiet_run(run.path, replace(linear, num_epochs=2)):
+        pass
+    assert runs.load(run.path).config_as(Config) == linear
+    with pytest.raises(
+        InvalidRequest, match=r"num_epochs: 4 -> 2.*learning_rate|learning_rate.*\n.*num_epochs: 4 -> 2"
+    ):
+        quiet_run(run.path, replace(linear, num_epochs=2, learning_rate=1.0))
+
+
+def test_a_run_in_which_nothing_was_learnt_may_be_begun_with_another_config(tmp_path: Path):
+    for behavior in ("resume", "raise", "ask", "delete"):
+        with pytest.raises(ZeroDivisionError), quiet_run(tmp_path / behavior, Config(learning_rate=1.0)):
+            1 / 0  # noqa: B018
+        with quiet_run(tmp_path / behavior, Config(learning_rate=2.0), behavior) as run:
+            run.log_metrics({"loss": 1.0}, 0)
+        assert runs.load(run.path).config["learning_rate"] == 2.0
+
+
 def test_a_field_that_is_new_is_a_change(tmp_path: Path):
     finished_run(tmp_path / "run")
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     del stored["config"]["lr_schedule"]
     (tmp_path / "run" / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(InvalidRequest, match=r"lr_schedule: '\(absent\)' -> 'linear'"):
+    with pytest.raises(InvalidRequest, match=r"lr_schedule: '\(absent\)' -> 'constant'"):
         quiet_run(tmp_path / "run")
 
 

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from stovetop.client import ServiceClient, TrainingClient, UserMetadata
-from stovetop.durable import MANIFEST, append_row, read_rows
-from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, StovetopError, TornCheckpoint
+from stovetop.durable import MANIFEST, append_row, parse_rows, writing
+from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, TornCheckpoint
 from stovetop.futures import APIFuture
+from stovetop.run_folder import CHECKPOINTS_FILE, STATES_FOLDER, saved_folders
 from stovetop.types import SaveWeightsForSamplerResponse, SaveWeightsResponse
 
 log = logging.getLogger(__name__)
 
-CHECKPOINTS_FILE = "checkpoints.jsonl"
+COPY_FILE = ".checkpoints.jsonl.copy"  # every row once more, for a run whose checkpoints.jsonl is lost
 FINAL = "final"
 
 CheckpointKind = Literal["state", "sampler", "both"]  # to go on from; to sample from; both
@@ -76,16 +77,14 @@ class CheckpointRecord:
 def load_checkpoints_file(log_dir: str | Path) -> list[CheckpointRecord]:
     """All rows, none when there is no file. Paths are where the folders lie now: the directory may have been moved."""
     log_dir = Path(log_dir).expanduser().resolve()
-    file = log_dir / CHECKPOINTS_FILE
-    records: list[CheckpointRecord] = []
-    for number, row in enumerate(read_rows(file), start=1):
-        try:
-            record = CheckpointRecord.from_dict(row)
-        except InvalidRequest as error:
-            raise StovetopError(f"{file}, line {number}: {error}") from error
-        state_path, sampler_path = _locate(record.state_path, log_dir), _locate(record.sampler_path, log_dir)
-        records.append(replace(record, state_path=state_path, sampler_path=sampler_path))
-    return records
+    return [
+        replace(
+            record,
+            state_path=_locate(record.state_path, log_dir),
+            sampler_path=_locate(record.sampler_path, log_dir),
+        )
+        for record in parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
+    ]
 
 
 def get_last_checkpoint(log_dir: str | Path, required_key: str = "state_path") -> CheckpointRecord | None:
@@ -129,8 +128,10 @@ class PendingCheckpoint:
             row["sampler_path"] = (await self.sampler).path
         record = CheckpointRecord.from_dict(row)
         log_dir = Path(log_dir).expanduser()
-        log_dir.mkdir(parents=True, exist_ok=True)
-        append_row(log_dir / CHECKPOINTS_FILE, record.to_dict())
+        for name in (CHECKPOINTS_FILE, COPY_FILE):
+            with writing(log_dir / name):
+                log_dir.mkdir(parents=True, exist_ok=True)
+                append_row(log_dir / name, record.to_dict())
         return record
 
 
@@ -169,10 +170,9 @@ async def save_checkpoint(
 async def save_final_checkpoint(
     training_client: TrainingClient, log_dir: str | Path, *, start: "Start", num_batches: int, **loop_state: Scalar
 ) -> CheckpointRecord | None:
-    """The last act of a loop: saves "final", state and sampler weights; or, where `start` left nothing to train, saves
+    """The last act of a loop: saves "final", state and sampler weights; or, where the run was complete already, saves
     nothing and says so."""
-    if start.batch >= num_batches:
-        log.info("already complete: %d of %d batches are trained in %s", start.batch, num_batches, log_dir)
+    if start.is_complete(num_batches):
         return None
     state = {"batch": num_batches, "final": True, **loop_state}
     return await save_checkpoint(training_client, FINAL, log_dir, state, kind="both")
@@ -188,6 +188,15 @@ class Start:
     training_client: TrainingClient
     batch: int = 0
     record: CheckpointRecord | None = None  # the row that it goes on from, with whatever else the loop noted
+
+    def is_complete(self, num_batches: int) -> bool:
+        """Whether a run of so many batches has nothing left to do, which is said; ask before `Run.start_at`, so that a
+        run that is complete keeps every row it has. One that was stopped just before its final checkpoint is not."""
+        finished = self.record is not None and self.record.final is True
+        if self.batch < num_batches or (self.batch == num_batches and not finished):
+            return False
+        log.info("already complete: %d of %d batches are trained", self.batch, num_batches)
+        return True
 
 
 async def resume_or_create(
@@ -207,12 +216,16 @@ async def resume_or_create(
        state is torn or gone is skipped, and said; if none can be used, that is an error, never a silent fresh start.
     2. `load_checkpoint_path`: its weights with a fresh optimizer, batch 0.
     3. A new adapter, batch 0.
+
+    A run that has lost its checkpoints.jsonl but not its states is refused, with the way to go on.
     """
     positions = [
         _Position(record.state_path, record.batch, record)
         for record in load_checkpoints_file(log_dir)
         if record.state_path is not None and record.batch is not None
     ]
+    if not positions:
+        _refuse_lost_rows(Path(log_dir).expanduser().resolve())
     if positions:
         start = await _resume(service, log_dir, positions, model_name, user_metadata)
     elif load_checkpoint_path is not None:
@@ -228,6 +241,23 @@ async def resume_or_create(
     if saved_rank not in (None, lora_rank):
         raise InvalidRequest(f"the saved adapter has rank {saved_rank}; set lora_rank to it: {lora_rank}")
     return start
+
+
+def _refuse_lost_rows(log_dir: Path) -> None:
+    """Without rows: an error if there were some; a word if states were saved and the run was stopped before a row was
+    written, so that beginning again repeats what they hold."""
+    saved = saved_folders(log_dir)
+    recorded = parse_rows(log_dir / COPY_FILE, CheckpointRecord.from_dict)
+    last = next((record for record in reversed(recorded) if record.state_path and record.batch is not None), None)
+    if last is not None:
+        raise CheckpointError(
+            f"{CHECKPOINTS_FILE} names no checkpoint to go on from, but {len(recorded)} were made, and "
+            f"{STATES_FOLDER}/ holds {len(saved)} folders. To go on from {last.name!r} (batch {last.batch}, "
+            f"{last.state_path}), copy {COPY_FILE} to {CHECKPOINTS_FILE}; to begin anew, use behavior_if_exists=delete "
+            f"or another log_path: {log_dir}"
+        )
+    if saved:
+        log.warning("the run begins anew: no row of %s names what was saved in %s", CHECKPOINTS_FILE, saved[-1])
 
 
 class _Position(NamedTuple):
@@ -253,5 +283,5 @@ async def _resume(
         return Start(client, batch, record)
     raise CheckpointError(
         f"none of the {len(positions)} checkpoints of this run can be used; restore one of their folders, or begin "
-        f"again with behavior 'delete': {log_dir}"
+        f"again with behavior_if_exists=delete: {log_dir}"
     )

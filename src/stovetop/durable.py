@@ -5,19 +5,23 @@ A folder is written under a temporary name, each file and the folder are flushed
 it is read. Reading changes nothing.
 """
 
+import glob
 import hashlib
 import json
 import logging
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from stovetop.errors import CheckpointExists, CheckpointNotFound, StovetopError, TornCheckpoint
+from stovetop.errors import CheckpointExists, CheckpointNotFound, StovetopError, TornCheckpoint, WriteFailed
 
 MANIFEST = "manifest.json"
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,17 @@ class LocalDisk:
 LOCAL_DISK = LocalDisk()
 
 
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Within, an error of the operating system becomes a WriteFailed that names this path."""
+    try:
+        yield
+    except StovetopError:
+        raise
+    except OSError as error:
+        raise WriteFailed(path, error) from error
+
+
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
@@ -69,15 +84,23 @@ def write_folder(
 ) -> None:
     """Makes folder `path` with these files and a manifest that carries `meta`. After a crash at any point `path` is the
     whole new folder, or what it was before."""
-    _undo_unfinished(path)
-    if path.exists() and not overwrite:
-        raise CheckpointExists(f"there is a checkpoint at this path already; choose another name or overwrite: {path}")
+    with writing(path):
+        _undo_unfinished(path)
+        if path.exists() and not overwrite:
+            raise CheckpointExists(
+                f"there is a checkpoint at this path already; choose another name or overwrite: {path}"
+            )
+        _write_folder(path, files, meta, disk)
+        _undo_unfinished(path)
+
+
+def _write_folder(path: Path, files: Mapping[str, bytes], meta: Mapping[str, Any], disk: Disk) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.writing-{uuid.uuid4().hex[:8]}")
     digests = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     content: dict[str, Any] = json.loads(json.dumps({**meta, "files": digests}))  # as it will be read back
     manifest = json.dumps({**content, "sha256": _digest(content)}, indent=1, sort_keys=True).encode()
-    for unfinished in path.parent.glob(f".{path.name}.writing-*"):
+    for unfinished in _beside(path, "writing"):
         shutil.rmtree(unfinished)
     try:
         fresh.mkdir()
@@ -92,7 +115,11 @@ def write_folder(
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    _undo_unfinished(path)
+
+
+def _beside(path: Path, why: str) -> Iterator[Path]:
+    """Folders that a write to `path` has left beside it. A name is no pattern, whatever characters it has."""
+    return path.parent.glob(f".{glob.escape(path.name)}.{why}-*")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -119,7 +146,7 @@ def read_folder(path: Path) -> dict[str, bytes]:
 
 def _folder(path: Path) -> Path:
     """The folder at `path`, or the one that an unfinished overwrite has put aside."""
-    for folder in (path, *path.parent.glob(f".{path.name}.replaced-*")):
+    for folder in (path, *_beside(path, "replaced")):
         if folder.is_dir():
             return folder
     raise CheckpointNotFound(f"there is no checkpoint at this path: {path}")
@@ -144,7 +171,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _undo_unfinished(path: Path) -> None:
     """Puts back the folder that a crash between the two renames of an overwrite left aside, or clears it away."""
-    for replaced in path.parent.glob(f".{path.name}.replaced-*"):
+    for replaced in _beside(path, "replaced"):
         if path.exists():
             shutil.rmtree(replaced)
         else:
@@ -154,40 +181,66 @@ def _undo_unfinished(path: Path) -> None:
 def write_file(path: Path, data: bytes, *, disk: Disk = LOCAL_DISK) -> None:
     """One file, whole or as it was."""
     fresh = path.with_name(f".{path.name}.writing-{uuid.uuid4().hex[:8]}")
-    try:
-        disk.write(fresh, data)
-        disk.sync(fresh)
-        disk.rename(fresh, path)
-        disk.sync(path.parent)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
+    with writing(path):
+        try:
+            disk.write(fresh, data)
+            disk.sync(fresh)
+            disk.rename(fresh, path)
+            disk.sync(path.parent)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
 
 
 # ---- logs: one JSON object a line ----------------------------------------------------------------------------------
 
 
-def append_row(path: Path, row: Mapping[str, Any], *, disk: Disk = LOCAL_DISK) -> None:
-    """Adds one row and flushes it to the disk. A half-written row that a crash left behind is cut off first."""
-    _cut_torn_row(path)
-    disk.append(path, json.dumps(row, allow_nan=False).encode() + b"\n")
-    disk.sync(path)
+def append_row(path: Path, row: Mapping[str, Any], *, synced: bool = True, disk: Disk = LOCAL_DISK) -> None:
+    """Adds one row. A half-written row that a crash left behind is cut off first. The end of a process never costs the
+    row; a power cut does not either once it is `synced` to the disk, which takes some milliseconds."""
+    line = json.dumps(row, allow_nan=False).encode() + b"\n"
+    with writing(path):
+        _cut_torn_row(path)
+        disk.append(path, line)
+        if synced:
+            disk.sync(path)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows; none when there is no file. A torn last row is reported and left out."""
-    if not path.exists():
+    """All whole rows, each a JSON object; none when there is no file. A torn last row is reported and left out."""
+    return parse_rows(path, lambda row: row)
+
+
+def parse_rows(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
+    """The same rows, as what `parse` makes of each. A row that it refuses with a ValueError, or that is no JSON object,
+    is an error that names the file and the line."""
+    try:
+        *lines, tail = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    *lines, tail = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise StovetopError(f"cannot read {path}: {error.strerror or error}") from error
     if tail:
         log.warning("%s: row %d was cut off by a crash and is left out", path, len(lines) + 1)
-    rows: list[dict[str, Any]] = []
+    rows: list[T] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise StovetopError(f"{path}, line {number}, is not JSON; repair or remove it: {line[:80]!r}") from error
+            rows.append(parse(_object(line)))
+        except (ValueError, RecursionError) as error:
+            raise StovetopError(
+                f"{path}, line {number}: {error}; repair or remove the line, which is: {line[:80]!r}"
+            ) from error
     return rows
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        row: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")  # pyright: ignore[reportUnknownArgumentType]  what json gives
+    return row  # pyright: ignore[reportUnknownVariableType]  as above
 
 
 def _cut_torn_row(path: Path) -> None:

@@ -10,6 +10,7 @@ StovetopError
 │   ├── CheckpointNotFound
 │   ├── CheckpointExists  one of that name is there already
 │   └── TornCheckpoint    a write that did not finish, or bytes that changed since
+├── WriteFailed           the disk did not take what was to be written (also an OSError)
 ├── Diverged              a loss or reward that is no longer a finite number
 ├── EnvError              an environment raised; names the environment and the step
 ├── GradeError            a grader broke: never counted as a wrong answer
@@ -23,6 +24,7 @@ a missing checkpoint a `NotFoundError`, one that exists a `ConflictError`. The o
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
@@ -171,6 +173,16 @@ class CheckpointExists(CheckpointError, ConflictError):
 
 class TornCheckpoint(CheckpointError):
     """The checkpoint is incomplete or its bytes do not match their digests."""
+
+
+class WriteFailed(StovetopError, OSError):
+    """A file or folder could not be written; says which, and why. What was written before is as it was."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        super().__init__(
+            f"cannot write {path}: {cause.strerror or cause}. What was written before is kept. Make room, or allow "
+            f"writing there, then run the same command again"
+        )
 
 
 class Diverged(StovetopError):

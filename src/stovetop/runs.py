@@ -1,5 +1,6 @@
-"""A run is a directory. Opening one, what happens when it exists already, writing its record, and reading it again.
+"""A run is a directory. Opening one, writing its record, and reading it again.
 
+    stovetop-run.json   the mark of a run, and .lock, held by the one process that writes to it: `run_folder.py`
     config.json         the config, and the class it is of
     metrics.jsonl       one row a step
     events.jsonl        everything else that happened
@@ -12,22 +13,31 @@ Which weights a run goes on from is `checkpoints.resume_or_create`'s question.
 
 import json
 import logging
-import shutil
 import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, SupportsFloat, TypeVar, get_args
+from typing import TYPE_CHECKING, NamedTuple, Self, SupportsFloat, TypeVar, cast
 
-from stovetop.durable import read_rows, write_file
-from stovetop.errors import InvalidRequest, StovetopError, UnknownName
-from stovetop.tracking.configs import changed_fields, class_path, config_to_dict
+from stovetop.checkpoints import get_last_checkpoint
+from stovetop.durable import parse_rows, write_file
+from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
+from stovetop.run_folder import (
+    CONFIG_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    BehaviorIfExists,
+    Content,
+    claimed,
+    content_of,
+    run_path,
+    settled,
+)
+from stovetop.tracking.configs import Change, changeable_fields, changed_fields, class_path, config_to_dict
 from stovetop.tracking.console import Bar, ConsoleSink, markdown_table, open_console
-from stovetop.tracking.events import Event, EventStream, Sink, decode_number, event_from_row
+from stovetop.tracking.events import Event, EventStream, Sink, event_from_row, metrics_from_row, step_of_row
 from stovetop.tracking.plots import Line, plot_lines
 from stovetop.tracking.sinks import EventsFile, MetricsFile
 
@@ -35,31 +45,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pydantic import JsonValue
 
+    Settings = Mapping[str, JsonValue]  # a config as JSON
+
 log = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
-
-BehaviorIfExists = Literal["resume", "delete", "ask", "raise"]
-
-CONFIG_FILE, METRICS_FILE, EVENTS_FILE = "config.json", "metrics.jsonl", "events.jsonl"
-
-# Config fields that a resumed run may change: how long, how often, where to and what to show. All others decide what
-# is learnt, and a run that learns something else is another run.
-SAFE_TO_CHANGE = frozenset(
-    {
-        "log_path",
-        "behavior_if_exists",
-        "behavior_if_log_dir_exists",
-        "num_epochs",
-        "max_steps",
-        "eval_every",
-        "infrequent_eval_every",
-        "save_every",
-        "num_groups_to_log",
-        "base_url",
-        "wandb_project",
-        "wandb_name",
-    }
-)
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -75,78 +64,108 @@ def open_run(
     columns: Sequence[str] = (),
     sinks: Sequence[Sink] = (),
 ) -> "Run":
-    """The run in this directory, made or resumed; enter it with `with`.
+    """The run in this directory, made or resumed; enter it with `with`. It is locked until it is left.
 
-    A run is resumed only with the config that it was begun with, but for SAFE_TO_CHANGE, unless changes are allowed.
-    "delete" begins afresh, "raise" refuses a directory that is not empty, "ask" asks on a terminal and is refused where
-    there is none. `columns` are the metrics to show on the console; `sinks` get every event too.
+    A run that has a step or a checkpoint is resumed only with the config that it was begun with, but for the fields
+    that say otherwise (`tracking.configs.MAY_CHANGE`), unless changes are allowed. "delete" begins afresh, "raise"
+    refuses a directory in which there is a run, "ask" asks on a terminal and is refused where there is none. A
+    directory that holds anything but a run is refused in any case. `columns` are the metrics to show on the console;
+    `sinks` get every event too.
     """
-    path = Path(log_path).expanduser().resolve()
-    resumes = _settle(path, behavior_if_exists)
     settings = config_to_dict(config)
-    changes = changed_fields(_read_config(path)["config"], settings) if resumes else {}
-    if not allow_config_changes:
-        _refuse_unsafe(changes, path)
-    path.mkdir(parents=True, exist_ok=True)
-    stored = {"class": class_path(type(config)), "config": settings}
-    write_file(path / CONFIG_FILE, json.dumps(stored, indent=1).encode())
-    if not resumes and (diff := _git_diff()) is not None:
-        write_file(path / "code.diff", diff)
-    return Run(path, settings, changes, ConsoleSink(open_console(shown=console), columns), sinks)
+    with ExitStack() as opening:
+        path, content = opening.enter_context(claimed(log_path, behavior_if_exists))
+        stored = _stored_settings(path, content) or settings
+        changes = changed_fields(stored, settings)
+        if content is Content.RUN and not allow_config_changes and not _takes(path, type(config), stored, settings):
+            settings, changes = stored, {}
+        write_file(path / CONFIG_FILE, _config_json(type(config), settings))
+        if content is not Content.RUN and (diff := _git_diff()) is not None:
+            write_file(path / "code.diff", diff)
+        shown = ConsoleSink(open_console(shown=console), columns)
+        return Run(path, settings, changes, shown, sinks, opening.pop_all())
 
 
-def _settle(path: Path, behavior: BehaviorIfExists) -> bool:
-    """Whether there is a run to resume, once the behaviour asked for has had its way with what is there."""
-    if behavior not in get_args(BehaviorIfExists):
-        raise UnknownName("behavior_if_exists", behavior, get_args(BehaviorIfExists))
-    if path.exists() and not path.is_dir():
-        raise InvalidRequest(f"a run needs a directory, and there is a file: {path}")
-    if not path.exists() or not any(path.iterdir()):
+def check_opening(
+    log_path: str | Path, config: "DataclassInstance", behavior_if_exists: BehaviorIfExists = "resume"
+) -> None:
+    """Raises what `open_run` would, as far as can be known without writing or asking anything."""
+    settings = config_to_dict(config)
+    path = run_path(log_path)
+    behavior = settled(path, "resume" if behavior_if_exists == "ask" else behavior_if_exists)
+    content = content_of(path)
+    if behavior == "resume" and content is Content.RUN:
+        _takes(path, type(config), _stored_settings(path, content) or settings, settings)
+
+
+def _stored_settings(path: Path, content: Content) -> "Settings | None":
+    """What a run was begun with; None where there is none to go on with."""
+    match content:
+        case Content.RUN:
+            return _read_config(path).config
+        case Content.STARTED if (path / CONFIG_FILE).is_file():
+            return _read_config(path).config
+        case _:
+            return None
+
+
+def _takes(path: Path, config_class: "type[DataclassInstance]", stored: "Settings", settings: "Settings") -> bool:
+    """Whether a run takes a changed config; refused where it would learn something else. A finished run that is asked
+    for less than it has done keeps its own config: there is nothing to do."""
+    changes = changed_fields(stored, settings)
+    changeable = changeable_fields(config_class)
+    last = get_last_checkpoint(path)
+    sizes = {name: change for name, change in changes.items() if name in changeable and changeable[name].only_while}
+    others = [name for name in changes if name not in changeable]
+    if last is not None and last.final and sizes and not others and all(size.is_shorter for size in sizes.values()):
         return False
-    if behavior == "ask":
-        behavior = _ask(path)
-    if behavior == "raise":
-        raise InvalidRequest(
-            f"the directory is not empty; choose another log_path, or behavior 'resume' or 'delete': {path}"
-        )
-    is_run = (path / CONFIG_FILE).is_file()
-    if behavior == "resume":
-        return is_run
-    if not is_run:
-        raise InvalidRequest(f"refused to delete what is not a run, it has no {CONFIG_FILE}; do it yourself: {path}")
-    doomed = path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
-    return False
-
-
-def _refuse_unsafe(changes: Mapping[str, str], path: Path) -> None:
-    unsafe = [f"  {name}: {change}" for name, change in changes.items() if name not in SAFE_TO_CHANGE]
+    unsafe = {
+        name: change
+        for name, change in changes.items()
+        if name not in changeable or not changeable[name].allows(stored, settings)
+    }
     if unsafe:
-        listed = "\n".join(unsafe)
+        listed = "\n".join(f"  {name}: {change}{_reason(name, changeable)}" for name, change in unsafe.items())
+        onwards = ""
+        if last is not None and "load_checkpoint_path" in settings:
+            onwards = f" To train on from here in a new run: load_checkpoint_path={last.state_path} and a new log_path."
         raise InvalidRequest(
-            f"this run was begun with another config:\n{listed}\nTake the old values, choose another log_path, delete "
-            f"the run, or pass allow_config_changes=True: {path}"
+            f"this run was begun with another config:\n{listed}\nTake the old values, choose another log_path, or "
+            f"begin afresh with behavior_if_exists=delete.{onwards} The run: {path}"
         )
+    return True
 
 
-def _ask(path: Path) -> BehaviorIfExists:
-    if not sys.stdin.isatty():
-        raise InvalidRequest(
-            f"the directory is not empty and there is no terminal to ask on; choose behavior 'resume', 'delete' or "
-            f"'raise': {path}"
-        )
-    from rich.prompt import Prompt
-
-    behaviors: dict[str, BehaviorIfExists] = {"resume": "resume", "delete": "delete", "stop": "raise"}
-    return behaviors[Prompt.ask(f"{path} is not empty", choices=list(behaviors), default="resume")]
+def _reason(name: str, changeable: Mapping[str, object]) -> str:
+    return f" (it may change {changeable[name]} only)" if name in changeable else ""
 
 
-def _read_config(path: Path) -> "dict[str, dict[str, JsonValue]]":
+class _StoredConfig(NamedTuple):
+    config_class: str  # "module:name"
+    config: "Settings"
+
+
+def _config_json(config_class: "type[DataclassInstance]", settings: "Settings") -> bytes:
+    return json.dumps({"class": class_path(config_class), "config": settings}, indent=1).encode()
+
+
+def _read_config(path: Path) -> _StoredConfig:
+    file = path / CONFIG_FILE
     try:
-        return json.loads((path / CONFIG_FILE).read_bytes())
-    except (OSError, ValueError) as error:
-        raise StovetopError(f"this is not a run, {CONFIG_FILE} cannot be read ({error}): {path}") from error
+        text = file.read_bytes()
+        stored: object = json.loads(text)
+    except FileNotFoundError as error:
+        raise StovetopError(f"this is not a run, it has no {CONFIG_FILE}: {path}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StovetopError(f"{file} cannot be read ({error}); restore it, or begin another run") from error
+    entries = cast("dict[str, object]", stored) if isinstance(stored, dict) else {}
+    config_class, config = entries.get("class"), entries.get("config")
+    if not isinstance(config_class, str) or not isinstance(config, dict):
+        raise StovetopError(
+            f'{file}, line 1: a run\'s config is {{"class": "module:name", "config": {{...}}}}; restore it, or begin '
+            f"another run. It holds: {text[:80]!r}"
+        )
+    return _StoredConfig(config_class, cast("Settings", config))
 
 
 def _git_diff() -> bytes | None:
@@ -191,42 +210,51 @@ class Run:
     def __init__(
         self,
         path: Path,
-        settings: "Mapping[str, JsonValue]",
-        changes: Mapping[str, str],
+        settings: "Settings",
+        changes: Mapping[str, Change],
         console: ConsoleSink,
         sinks: Sequence[Sink],
+        stack: ExitStack,
     ) -> None:
         self.path = path
-        self.stream = EventStream([MetricsFile(path / METRICS_FILE), EventsFile(path / EVENTS_FILE), console, *sinks])
+        record = [MetricsFile(path / METRICS_FILE), EventsFile(path / EVENTS_FILE)]
+        self.stream = EventStream([console, *sinks], record=record)
         self._settings = settings
         self._changes = changes
         self._console = console
-        self._stack = ExitStack()
+        self._stack = stack  # holds the lock
         self._last_step = _last_step(path)
         self._began_s = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(_logging_to(self.path, self._console))
-        self.stream.emit("run.start", path=str(self.path))
-        for name, change in self._changes.items():
-            self.stream.emit("run.config_changed", field=name, change=change)
-        self.stream.log_hparams(self._settings)
+        with self._stack as opening:
+            opening.enter_context(_logging_to(self.path, self._console))
+            self.stream.emit("run.start", path=str(self.path))
+            for name, change in self._changes.items():
+                self.stream.emit("run.config_changed", field=name, change=str(change))
+            self.stream.log_hparams(self._settings)
+            self._stack = opening.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         outcome = "completed" if kind is None else kind.__name__
-        if isinstance(error, Exception):
-            log.error("the run stopped", exc_info=error)
-        self.stream.emit("run.stop", seconds=time.monotonic() - self._began_s, outcome=outcome)
-        self.stream.close()
-        self._stack.close()
+        with self._stack:
+            if isinstance(error, Exception):
+                log.error("the run stopped", exc_info=error)
+            try:
+                self.stream.emit("run.stop", seconds=time.monotonic() - self._began_s, outcome=outcome)
+                self.stream.close()
+            except WriteFailed as failure:
+                if error is None:
+                    raise
+                log.error("nor could its end be recorded: %s", failure)
 
     def start_at(self, step: int) -> None:
         """Call it before the first step, with the step that a resumed run goes on from. Rows of metrics.jsonl from
         there on belong to steps that run again: they are dropped, and metrics.jsonl.pre_resume_N keeps a copy."""
         file = self.path / METRICS_FILE
-        rows = read_rows(file)
-        kept = [row for row in rows if row["step"] < step]
+        rows = parse_rows(file, _checked_row)
+        kept = [row for row in rows if step_of_row(row) < step]
         if len(kept) < len(rows):
             number = 1 + len(list(self.path.glob(f"{METRICS_FILE}.pre_resume_*")))
             write_file(self.path / f"{METRICS_FILE}.pre_resume_{number}", file.read_bytes())
@@ -276,8 +304,13 @@ class Run:
         return path
 
 
+def _checked_row(row: "dict[str, JsonValue]") -> "dict[str, JsonValue]":
+    metrics_from_row(row)
+    return row
+
+
 def _last_step(path: Path) -> int:
-    return max((int(row["step"]) for row in read_rows(path / METRICS_FILE)), default=-1)
+    return max((step_of_row(row) for row in parse_rows(path / METRICS_FILE, _checked_row)), default=-1)
 
 
 # ---- a run that is read again ----------------------------------------------------------------------------------------
@@ -323,6 +356,6 @@ def load(path: str | Path) -> RunRecord:
     """The record of the run in this directory, which may still be running."""
     path = Path(path).expanduser().resolve()
     stored = _read_config(path)
-    metrics = [{key: decode_number(value) for key, value in row.items()} for row in read_rows(path / METRICS_FILE)]
-    events = [event_from_row(row) for row in read_rows(path / EVENTS_FILE)]
-    return RunRecord(path, stored["config"], str(stored["class"]), metrics, events)
+    metrics = parse_rows(path / METRICS_FILE, metrics_from_row)
+    events = parse_rows(path / EVENTS_FILE, event_from_row)
+    return RunRecord(path, stored.config, stored.config_class, metrics, events)

@@ -12,7 +12,8 @@ from stovetop.backends import recording
 from stovetop.backends.in_process import Call
 from stovetop.backends.recording import Raises
 from stovetop.checkpoints import load_checkpoints_file
-from stovetop.errors import InvalidRequest, RequestFailedError
+from stovetop.errors import CheckpointError, InvalidRequest, RequestFailedError
+from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_loop
 from stovetop.runs import load
 from stovetop.types import Datum, LoraConfig
@@ -178,6 +179,47 @@ def test_a_finished_run_trains_nothing_and_says_so(config: sl_loop.Config, caplo
     assert "already complete" in caplog.text
     assert rows(config) == before
     assert len(load_checkpoints_file(config.log_path)) == 3
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_a_finished_run_that_is_asked_for_less_is_complete_and_keeps_every_file(
+    config: sl_loop.Config, schedule: LRSchedule, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(config, lr_schedule=schedule)
+    train(config)
+    kept = ("metrics.jsonl", "checkpoints.jsonl", "config.json", "loss.png")
+    before = [(Path(config.log_path) / name).read_bytes() for name in kept]
+    for num_epochs in (1, 2):
+        with caplog.at_level("INFO"):
+            assert trained_batches(train(replace(config, num_epochs=num_epochs))) == []
+    assert "already complete: 8 of 4 batches are trained" in caplog.text
+    assert [(Path(config.log_path) / name).read_bytes() for name in kept] == before
+
+
+def test_a_finished_run_is_made_longer_where_the_rate_does_not_depend_on_its_length(
+    config: sl_loop.Config, tmp_path: Path
+) -> None:
+    config = replace(config, lr_schedule="constant")
+    train(config)
+    train(replace(config, num_epochs=3))
+    train(whole := replace(config, num_epochs=3, log_path=str(tmp_path / "whole")))
+    losses = [[row["train_mean_nll"] for row in rows(each)[:-1]] for each in (config, whole)]
+    assert len(losses[0]) == 12
+    assert losses[0] == losses[1]
+    train(linear := replace(config, lr_schedule="linear", log_path=str(tmp_path / "linear")))
+    before = rows(linear)
+    with pytest.raises(InvalidRequest, match=r"num_epochs: 2 -> 3 .*only\)\n.*load_checkpoint_path=.*/final "):
+        train(replace(linear, num_epochs=3))
+    assert rows(linear) == before
+
+
+def test_a_run_that_lost_its_list_of_checkpoints_is_not_begun_again(config: sl_loop.Config) -> None:
+    train(config)
+    (Path(config.log_path) / "checkpoints.jsonl").unlink()
+    before = rows(config)
+    with pytest.raises(CheckpointError, match=r"To go on from 'final' \(batch 8"):
+        train(config)
+    assert rows(config) == before
 
 
 def test_weights_to_start_from_come_with_a_fresh_optimizer(config: sl_loop.Config, tmp_path: Path) -> None:

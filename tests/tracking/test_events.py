@@ -106,6 +106,14 @@ def test_a_failing_sink_is_reported_once_and_the_others_go_on(caplog: pytest.Log
     assert caplog.records[-1].getMessage() == "Broken failed 3 times in this run"
 
 
+def test_a_failing_sink_of_the_record_stops_what_writes_to_it():
+    other = Recorder()
+    stream = EventStream([other], record=[Broken()])
+    with pytest.raises(ConnectionError, match="no route"):
+        stream.log_metrics({"loss": 1.0}, 0)
+    assert other.events == []
+
+
 def test_the_first_sink_that_has_an_address_gives_it():
     assert EventStream([Recorder(), Broken()]).get_logger_url() == "https://example.org/run/1"
     assert EventStream([Recorder()]).get_logger_url() is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stovetop.durable import read_rows
+from stovetop.durable import LocalDisk, read_rows
 from stovetop.tracking.console import ConsoleSink
 from stovetop.tracking.events import METRICS, TEXT, Event, EventStream, Recorder, Sink
 from stovetop.tracking.sinks import EventsFile, MetricsFile
@@ -77,3 +77,23 @@ def test_events_are_kept_without_the_metrics_that_have_a_file_of_their_own(tmp_p
     assert read_rows(tmp_path / "events.jsonl") == [
         {"time": 1.0, "name": "training.step", "step": 0, "values": {"loss": 0.5}}
     ]
+
+
+def test_events_are_synced_with_a_row_of_metrics_once_a_second_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[str] = []
+    monkeypatch.setattr(LocalDisk, "sync", lambda _, path: synced.append(path.name))
+    now = 0.0
+    file = EventsFile(tmp_path / "events.jsonl", clock=lambda: now)
+    stream = EventStream([], record=[MetricsFile(tmp_path / "metrics.jsonl"), file])
+    for step in range(30):
+        stream.emit("training.step", step=step)
+        assert len(read_rows(tmp_path / "events.jsonl")) == step + 1  # the end of the process costs none
+        stream.log_metrics({"loss": 0.5}, step)
+        now += 0.1
+    assert synced.count("metrics.jsonl") == 30
+    assert synced.count("events.jsonl") == 2
+    stream.close()
+    stream.close()
+    assert synced.count("events.jsonl") == 3

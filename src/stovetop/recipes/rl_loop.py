@@ -28,6 +28,7 @@ from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metr
 from stovetop.rl.problem_env import ProblemDataset, answer_builders
 from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
 from stovetop.runs import BehaviorIfExists, open_run
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,9 @@ class Config:
     test_dataset: str | None = None  # held-out problems, likewise; None: test_size problems of the dataset
     test_size: int = 32  # problems held out of the dataset when there is no test_dataset; 0: none
     model_name: str = "smollm2"  # a folder, or a fetched model
-    log_path: str = "runs/rl_loop"  # the run directory; the same one again goes on where it was
-    behavior_if_exists: BehaviorIfExists = "resume"
-    base_url: str | None = None  # None: train in this process
+    log_path: str = field(default="runs/rl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
+    base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
     groups_per_batch: int = 8  # problems a step
@@ -48,8 +49,8 @@ class Config:
     learning_rate: float = 4e-5
     lr_schedule: LRSchedule = "constant"
     warmup_steps: int = 0
-    num_epochs: int = 1
-    max_steps: int | None = None  # None: as many as the epochs have
+    num_epochs: int = field(default=1, metadata=HOW_LONG)
+    max_steps: int | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
     loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # the temperature is added
     remove_constant_reward_groups: bool = True  # they have no gradient
@@ -59,8 +60,8 @@ class Config:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    eval_every: int = 20  # steps; 0: never
-    save_every: int = 20  # steps; 0: only at the end
+    eval_every: int = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+    save_every: int = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
 
 async def main(config: Config) -> None:
@@ -81,7 +82,6 @@ async def train(config: Config, service: ServiceClient) -> None:
             train_unembed=config.train_unembed,
             load_checkpoint_path=config.load_checkpoint_path,
         )
-        run.start_at(start.batch)
         trainer = start.training_client
 
         # Problems become builders of environment groups: a prompt, a reference answer, `group_size` tries.
@@ -92,6 +92,9 @@ async def train(config: Config, service: ServiceClient) -> None:
         builders = answer_builders(rows.train, renderer, config.group_size)
         problems = ProblemDataset(builders, config.groups_per_batch, seed=config.seed, num_epochs=config.num_epochs)
         num_steps = min(len(problems), config.max_steps or len(problems))
+        if start.is_complete(num_steps):
+            return
+        run.start_at(start.batch)
         test_builders = answer_builders(test_rows, renderer, group_size=1)
         evaluate = RLTestSetEvaluator(test_builders, config.max_tokens, config.temperature, seed=config.seed)
         loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}

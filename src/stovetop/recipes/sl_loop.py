@@ -10,7 +10,7 @@ holds exactly i updates. What is left out: workflows, several datasets, evaluati
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from stovetop.renderers.base import TrainOnWhat
 from stovetop.runs import BehaviorIfExists, open_run
 from stovetop.supervised.data import data_of_chats
 from stovetop.supervised.nll import mean_nll
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,9 @@ class Config:
     test_dataset: str | None = None  # held-out chats, likewise; None: test_size chats of the dataset
     test_size: int = 4  # chats held out of the dataset when there is no test_dataset; 0: none
     model_name: str = "smollm2"  # a folder, or a fetched model
-    log_path: str = "runs/sl_loop"  # the run directory; the same one again goes on where it was
-    behavior_if_exists: BehaviorIfExists = "resume"
-    base_url: str | None = None  # None: train in this process
+    log_path: str = field(default="runs/sl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
+    base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
@@ -46,7 +47,7 @@ class Config:
     learning_rate: float = 2e-4  # at the first step
     lr_schedule: LRSchedule = "linear"
     warmup_steps: int = 0
-    num_epochs: int = 4
+    num_epochs: int = field(default=4, metadata=HOW_LONG)
     batch_size: int = 4  # chats a step; the last step of an epoch may have fewer
     lora_rank: int = 32
     train_unembed: bool = True  # the output head too
@@ -54,8 +55,8 @@ class Config:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    eval_every: int = 5  # steps; 0: never
-    save_every: int = 5  # steps; 0: only at the end
+    eval_every: int = field(default=5, metadata=MAY_CHANGE)  # steps; 0: never
+    save_every: int = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
 
 class InFlight(NamedTuple):
@@ -88,7 +89,6 @@ async def train(config: Config, service: ServiceClient) -> None:
             train_unembed=config.train_unembed,
             load_checkpoint_path=config.load_checkpoint_path,
         )
-        run.start_at(start.batch)
         trainer = start.training_client
 
         # Chats become datums once: tokens, shifted by one, and a weight for each; a chat's weights sum to 1.
@@ -103,6 +103,9 @@ async def train(config: Config, service: ServiceClient) -> None:
         test_D = list(chain.from_iterable(test_chats.data_of_chat))
         batches = Batches(train_chats.data_of_chat, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)
         num_steps = len(batches)
+        if start.is_complete(num_steps):
+            return
+        run.start_at(start.batch)
 
         def submit(step: int) -> InFlight:
             """Everything that belongs to this step, in program order; nothing is awaited."""

@@ -1,11 +1,18 @@
-"""A config as JSON, for config.json and for tracking services; and what differs between two of them."""
+"""A config as JSON, for config.json and for tracking services; what differs between two of them, and whether a run may
+go on with another: that is said by its class, field by field.
+
+    save_every: int = field(default=20, metadata=MAY_CHANGE)
+
+A field without such metadata decides what is learnt, and a run that learns something else is another run.
+"""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import PurePath
 from types import FunctionType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from stovetop.errors import InvalidRequest
 from stovetop.tracking.events import encode_number
@@ -25,14 +32,60 @@ def class_path(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def changed_fields(stored: "Mapping[str, JsonValue]", new: "Mapping[str, JsonValue]") -> dict[str, str]:
-    """Each field that is not the same in both, with "old -> new". A field that only one has counts."""
+class Change(NamedTuple):
+    """Of a field, from one config to another."""
+
+    old: object
+    new: object
+
+    def __str__(self) -> str:
+        return f"{self.old!r} -> {self.new!r}"
+
+    @property
+    def is_shorter(self) -> bool:
+        """Of a number of steps or epochs, where None is as many as there are."""
+        old, new = (math.inf if value is None else value for value in self)
+        return isinstance(old, int | float) and isinstance(new, int | float) and new < old
+
+
+def changed_fields(stored: "Mapping[str, JsonValue]", new: "Mapping[str, JsonValue]") -> dict[str, Change]:
+    """Each field that is not the same in both. A field that only one has counts."""
     absent = "(absent)"
     return {
-        name: f"{stored.get(name, absent)!r} -> {new.get(name, absent)!r}"
+        name: Change(stored.get(name, absent), new.get(name, absent))
         for name in [*stored, *(name for name in new if name not in stored)]
         if name not in stored or name not in new or stored[name] != new[name]
     }
+
+
+# ---- what may change -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Changeable:
+    """When a run may go on with another value of a field."""
+
+    only_while: tuple[str, str] | None = None  # another field and its value; None: always
+
+    def allows(self, *configs: "Mapping[str, JsonValue]") -> bool:
+        if self.only_while is None:
+            return True
+        name, value = self.only_while
+        return all(config.get(name) == value for config in configs)
+
+    def __str__(self) -> str:
+        return "always" if self.only_while is None else "while {}={}".format(*self.only_while)
+
+
+_KEY = "changeable"
+MAY_CHANGE = {_KEY: Changeable()}  # where things lie, how often, what is shown
+HOW_LONG = {_KEY: Changeable(("lr_schedule", "constant"))}  # any other schedule would change the rates of steps done
+
+
+def changeable_fields(config_class: "type[DataclassInstance]") -> dict[str, Changeable]:
+    """The fields of which a resumed run may have another value."""
+    fields = dataclasses.fields(config_class)
+    return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
 
 
 def _to_json(value: object, where: str) -> "JsonValue":

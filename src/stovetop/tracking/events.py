@@ -82,10 +82,14 @@ class Recorder:
 
 
 class EventStream:
-    """Hands each event to every sink, in order. A sink that fails is reported once, and what it lost is counted when
-    the stream closes; the others, and the training, go on."""
+    """Hands each event to the sinks of the `record`, then to the others, in order. What a sink of the record raises is
+    raised: a run that is not recorded must not go on. One of the others that fails is reported once, and what it lost
+    is counted when the stream closes; the rest, and the training, go on."""
 
-    def __init__(self, sinks: Sequence[Sink], *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, sinks: Sequence[Sink], *, record: Sequence[Sink] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self._record = tuple(record)
         self._sinks = tuple(sinks)
         self._clock = clock
         self._num_failures: Counter[int] = Counter()  # by position in _sinks
@@ -129,11 +133,15 @@ class EventStream:
         self._for_each_sink(lambda sink: sink.sync())
 
     def close(self) -> None:
-        self._for_each_sink(lambda sink: sink.close())
-        for index, num_failures in self._num_failures.items():
-            log.warning("%s failed %d times in this run", type(self._sinks[index]).__name__, num_failures)
+        try:
+            self._for_each_sink(lambda sink: sink.close())
+        finally:
+            for index, num_failures in self._num_failures.items():
+                log.warning("%s failed %d times in this run", type(self._sinks[index]).__name__, num_failures)
 
     def _for_each_sink(self, call: Callable[[Sink], None]) -> None:
+        for sink in self._record:
+            call(sink)
         for index, sink in enumerate(self._sinks):
             try:
                 call(sink)
@@ -174,8 +182,41 @@ def event_to_row(event: Event) -> dict[str, Any]:
 
 
 def event_from_row(row: Mapping[str, Any]) -> Event:
-    values = {key: decode_number(value) for key, value in row.get("values", {}).items()}
-    return Event(row["name"], row.get("step"), values, row.get("labels", {}), row["time"])
+    """The event of a row of events.jsonl. A row that is none is refused by its key."""
+    name, time_s, labels = row.get("name"), row.get("time"), row.get("labels", {})
+    step = None if row.get("step") is None else step_of_row(row)
+    if not isinstance(name, str):
+        raise InvalidRequest(f"an event needs a name, a string: {name!r}")
+    if not isinstance(time_s, int | float) or isinstance(time_s, bool):
+        raise InvalidRequest(f"an event needs a time, in seconds since 1970: {time_s!r}")
+    if not isinstance(labels, dict) or not all(isinstance(word, str) for word in labels.values()):  # pyright: ignore[reportUnknownVariableType]  what json gives
+        raise InvalidRequest(f"the labels of an event are an object of strings: {labels!r}")
+    return Event(name, step, numbers_of_row(row.get("values", {})), labels, time_s)  # pyright: ignore[reportUnknownArgumentType]  as above
+
+
+def metrics_from_row(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row of metrics.jsonl, the step among them. A row that is none is refused by its key."""
+    step_of_row(row)
+    return numbers_of_row(row)
+
+
+def step_of_row(row: Mapping[str, Any]) -> int:
+    step = row.get("step")
+    if type(step) is not int or step < 0:
+        raise InvalidRequest(f"a row needs a step, an integer of at least 0: {step!r}")
+    return step
+
+
+def numbers_of_row(values: object) -> dict[str, float]:
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"the values of an event are an object of numbers: {values!r}")
+    numbers_by_key: dict[str, float] = {}
+    for key, value in values.items():  # pyright: ignore[reportUnknownVariableType]  what json gives
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number and value not in ("NaN", "Infinity", "-Infinity"):
+            raise InvalidRequest(f'{key!r} must be a number, or "NaN", "Infinity" or "-Infinity": {value!r}')
+        numbers_by_key[key] = decode_number(value)  # pyright: ignore[reportUnknownArgumentType]  as above
+    return numbers_by_key
 
 
 def _flattened(config: "Mapping[str, JsonValue]", prefix: str = "") -> "dict[str, JsonValue]":

@@ -1,0 +1,252 @@
+"""The folder of a run: which folders may be one, how one is recognised, and who writes to it.
+
+    stovetop-run.json   the mark: a folder without it is no run, and is neither gone on with nor deleted
+    .lock               held by the process that writes to the run, with who that is
+
+Readers need no lock. What the other files of a run hold is said in `runs.py`.
+"""
+
+import glob
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+
+from stovetop.durable import MANIFEST, write_file, writing
+from stovetop.errors import InvalidRequest, UnknownName
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+BehaviorIfExists = Literal["resume", "delete", "ask", "raise"]
+
+MARK_FILE, LOCK_FILE = "stovetop-run.json", ".lock"
+CONFIG_FILE, METRICS_FILE, EVENTS_FILE, CHECKPOINTS_FILE, STATES_FOLDER = (
+    "config.json", "metrics.jsonl", "events.jsonl", "checkpoints.jsonl", "checkpoints",
+)  # fmt: skip
+
+
+class Content(Enum):
+    """What a folder holds before a run is opened in it."""
+
+    NOTHING = "nothing"
+    STARTED = "a run without a step or a checkpoint"  # its config may change: nothing was learnt with it
+    RUN = "a run"
+    OTHER = "something else"
+
+
+class RunFolder(NamedTuple):
+    """A folder that this process alone writes to."""
+
+    path: Path  # absolute
+    content: Content  # what of it is left to go on with; never OTHER
+
+
+@contextmanager
+def claimed(log_path: str | Path, behavior: BehaviorIfExists) -> Generator[RunFolder]:
+    """The folder of a run, locked and marked while open. What is there already is gone on with, deleted, asked about or
+    refused, as `behavior` says. A folder that holds no run is refused whatever it says, and so is one that another
+    process writes to."""
+    path = run_path(log_path)
+    behavior = settled(path, behavior)
+    with ExitStack() as locks:
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            locks.enter_context(_locked(path))
+        content = content_of(path)  # once more: another process may have been at work until now
+        if content is Content.OTHER:
+            raise InvalidRequest(_not_a_run(path, behavior))
+        if behavior == "delete" and content is not Content.NOTHING:
+            _delete(path, locks)
+            content = Content.NOTHING
+        if not (path / MARK_FILE).is_file():
+            write_file(path / MARK_FILE, json.dumps({"stovetop_run": 1}).encode())
+        yield RunFolder(path, content)
+
+
+# ---- which folders ---------------------------------------------------------------------------------------------------
+
+
+def run_path(log_path: str | Path) -> Path:
+    """The absolute path of a run's folder. Refused are no path, and folders that more lives in than a run: the root,
+    the home folder, the current one, and what these are in."""
+    if not str(log_path).strip():
+        raise InvalidRequest("log_path is empty; give the run a folder of its own, such as runs/mine: ''")
+    try:
+        path = Path(log_path).expanduser().resolve()
+        home, here = Path.home(), Path.cwd()
+        exists_as_file = path.exists() and not path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidRequest(f"log_path is no path that can be used ({error}): {str(log_path)!r}") from error
+    for name, place in (("the current folder", here), ("the home folder", home)):
+        if path == place or path in place.parents:
+            where = name if path == place else f"a folder that {name} is in"
+            raise InvalidRequest(f"a run needs a folder of its own, such as runs/mine, and this is {where}: {path}")
+    if exists_as_file:
+        raise InvalidRequest(f"a run needs a folder, and there is a file; choose another log_path: {path}")
+    return path
+
+
+def settled(path: Path, behavior: BehaviorIfExists) -> BehaviorIfExists:
+    """What to do with a folder, "ask" being answered; or the reason why nothing may be done."""
+    if behavior not in get_args(BehaviorIfExists):
+        raise UnknownName("behavior_if_exists", behavior, get_args(BehaviorIfExists))
+    content = content_of(path)
+    if content is Content.OTHER:
+        raise InvalidRequest(_not_a_run(path, behavior))
+    if behavior == "ask" and content is Content.RUN:
+        behavior = _ask(path)
+    if behavior == "raise" and content is Content.RUN:
+        raise InvalidRequest(
+            f"the folder is not empty, there is a run in it; choose another log_path, or behavior_if_exists resume or "
+            f"delete: {path}"
+        )
+    return behavior
+
+
+def content_of(path: Path) -> Content:
+    try:
+        names = _names_in(path) if path.exists() else []
+    except OSError as error:
+        raise InvalidRequest(f"the folder cannot be read ({error.strerror or error}): {path}") from error
+    if not names:
+        return Content.NOTHING
+    if not is_run(path):
+        return Content.OTHER
+    return Content.RUN if _has_progress(path) else Content.STARTED
+
+
+def is_run(path: Path) -> bool:
+    """Whether the folder has the mark of a run, or the config.json of one that was written before there was a mark."""
+    if (path / MARK_FILE).is_file():
+        return True
+    config = _json_object(path / CONFIG_FILE)
+    return isinstance(config.get("class"), str) and isinstance(config.get("config"), dict)
+
+
+def saved_folders(path: Path) -> list[Path]:
+    """The folders that a service has saved into a run's folder, the latest last."""
+    manifests = [file for file in (path / STATES_FOLDER).rglob(MANIFEST) if not file.parent.name.startswith(".")]
+    return [manifest.parent for manifest in sorted(manifests, key=lambda file: (file.stat().st_mtime_ns, str(file)))]
+
+
+def _has_progress(path: Path) -> bool:
+    """Whether a step was logged or anything was saved; for a folder with runs in it, whether there is one."""
+    if any((path / name).is_file() and (path / name).stat().st_size > 0 for name in (METRICS_FILE, CHECKPOINTS_FILE)):
+        return True
+    return bool(saved_folders(path)) or any(is_run(entry) for entry in path.iterdir() if entry.is_dir())
+
+
+def _not_a_run(path: Path, behavior: BehaviorIfExists) -> str:
+    wanted = "to delete this folder" if behavior == "delete" else "to begin a run in this folder"
+    return (
+        f"refused {wanted}: it holds {_described(path)}, and no run ({MARK_FILE} is missing). Nothing was touched. "
+        f"Choose another log_path, or move what is there: {path}"
+    )
+
+
+def _described(path: Path) -> str:
+    config = _json_object(path / CONFIG_FILE)
+    if "model_type" in config or "architectures" in config:
+        return f"a model ({config.get('model_type', 'config.json')})"
+    if (path / "adapter_config.json").is_file():
+        return "an adapter"
+    if (path / MANIFEST).is_file():
+        return "a saved state"
+    names = _names_in(path)
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{', '.join(names[:4])}{more}"
+
+
+def _names_in(path: Path) -> list[str]:
+    """What lies in a folder, but for what claiming it leaves there, even if that is interrupted."""
+    names = sorted(entry.name for entry in path.iterdir())
+    return [name for name in names if name != LOCK_FILE and not name.startswith(f".{MARK_FILE}.writing-")]
+
+
+def _json_object(path: Path) -> dict[str, object]:
+    """What a JSON file holds, where that is an object; else nothing."""
+    try:
+        content: object = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, object]", content) if isinstance(content, dict) else {}
+
+
+def _ask(path: Path) -> BehaviorIfExists:
+    if not sys.stdin.isatty():
+        raise InvalidRequest(
+            f"the folder is not empty, there is a run in it, and there is no terminal to ask on; choose "
+            f"behavior_if_exists resume, delete or raise: {path}"
+        )
+    from rich.prompt import Prompt
+
+    behaviors: dict[str, BehaviorIfExists] = {"resume": "resume", "delete": "delete", "stop": "raise"}
+    return behaviors[Prompt.ask(f"there is a run in {path}", choices=list(behaviors), default="resume")]
+
+
+# ---- one writer ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Refused at once while another holds the lock. It goes with the process that holds it, however that ends, and is
+    not inherited by processes that it starts."""
+    lock = _acquire(path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(path: Path) -> "FileLock":
+    from filelock import FileLock, Timeout
+
+    file = path / LOCK_FILE
+    # An open run may be left in another thread than the one that opened it: thread_local=False.
+    lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise InvalidRequest(
+            f"{_holder(file)} writes to this run; wait for it or end it, or choose another log_path: {path}"
+        ) from error
+    return lock
+
+
+def _sign(descriptor: int) -> None:
+    """Into the file of a lock: who holds it."""
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+
+
+def _holder(file: Path) -> str:
+    holder = _json_object(file)
+    pid, host = holder.get("pid", "unknown"), holder.get("host", "an unknown host")
+    who = "this process" if (pid, host) == (os.getpid(), socket.gethostname()) else "another process"
+    return f"{who} (pid {pid} on {host}, since {holder.get('since', 'an unknown time')})"
+
+
+def _delete(path: Path, locks: ExitStack) -> None:
+    """Empties a locked folder: it is put aside whole, so that a crash leaves no half of a run, and a new one is locked
+    in its place. Refused while another process writes to a run within it."""
+    with ExitStack() as within, writing(path):
+        for mark in path.rglob(MARK_FILE):
+            if mark.parent != path:
+                within.enter_context(_locked(mark.parent))
+        path.rename(path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}"))
+        try:
+            path.mkdir()
+            locks.enter_context(_locked(path))
+        finally:
+            for doomed in path.parent.glob(f".{glob.escape(path.name)}.deleted-*"):
+                shutil.rmtree(doomed)
