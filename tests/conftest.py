@@ -1,15 +1,13 @@
 """Fixtures that every folder of tests may use."""
 
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from processes import signal_after
 from stovetop.backends import recording
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.model_store import find_model
@@ -52,13 +50,8 @@ def kill_after() -> Callable[..., str]:
     under way; returns what it had printed. A script that ends before is an error of the test."""
 
     def run(script: Path, arguments: list[str], seconds: float, by: signal.Signals = signal.SIGKILL) -> str:
-        process = subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        time.sleep(seconds)
-        process.send_signal(by)
-        rest, _ = process.communicate()
-        assert process.returncode == -by, f"it ended by itself: {process.returncode}"
-        return first + rest
+        ended = signal_after([str(script), *arguments], seconds, by)
+        assert ended.code == -by, f"it ended by itself: {ended.code} {ended.errors}"
+        return ended.printed
 
     return run

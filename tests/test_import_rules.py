@@ -1,13 +1,12 @@
 """Who may import whom, read from the source; and what an import costs, seen in fresh processes."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import stovetop
+from processes import run_python
 
 PACKAGE = Path(stovetop.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -198,12 +197,12 @@ def may_import(importer: str, imported: str) -> bool:
 def test_modules_outside_the_engine_load_neither_torch_nor_transformers() -> None:
     slow = HEAVY | {"matplotlib", "rich", "tyro"}
     program = f"import sys, {modules(engine=False)}\nprint({slow} & set(sys.modules))"
-    assert run_python(program) == "set()\n"
+    assert printed_by(program) == "set()\n"
 
 
 def test_the_engine_needs_only_numpy_torch_transformers_and_safetensors() -> None:
     blocked = {"pydantic", "tyro", "rich", "httpx", "matplotlib"}
-    run_python(f"import sys; sys.modules |= dict.fromkeys({blocked})\nimport {modules(engine=True)}")
+    printed_by(f"import sys; sys.modules |= dict.fromkeys({blocked})\nimport {modules(engine=True)}")
 
 
 def modules(*, engine: bool) -> str:
@@ -214,7 +213,7 @@ def modules(*, engine: bool) -> str:
     return ", ".join(f"stovetop.{name}" for name in names if name != "__init__")
 
 
-def run_python(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def printed_by(program: str) -> str:
+    done = run_python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout

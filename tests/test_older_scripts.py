@@ -8,8 +8,6 @@ import itertools
 import json
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 
 import stovetop as tinker
+from processes import run_python
 from stovetop.backends import recording
 from stovetop.durable import append_row, read_rows
 
@@ -274,8 +273,7 @@ def test_a_run_killed_at_random_points_is_the_run_that_would_have_been(
 
 
 def _run(script: Path, folder: Path, num_steps: str) -> str:
-    command = [sys.executable, str(script), str(folder), num_steps]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return run_python(str(script), str(folder), num_steps, check=True).stdout
 
 
 def _by_step(output: str) -> dict[str, str]:

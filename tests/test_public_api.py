@@ -1,19 +1,18 @@
 """What `import stovetop as tinker` gives, and what it does not cost."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import stovetop as tinker
+from processes import run_python
 from stovetop.backends import local
 from stovetop.durable import read_manifest
 from stovetop.errors import InvalidRequest, UnknownName
 
 
 def _in_fresh_process(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return run_python("-c", code, check=True).stdout.strip()
 
 
 def test_importing_stovetop_loads_nothing_heavy() -> None:

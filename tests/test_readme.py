@@ -2,10 +2,9 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+from processes import run_python
 from stovetop.cli import understand
 
 ROOT = Path(__file__).parent.parent
@@ -16,9 +15,7 @@ def test_the_loop_of_the_readme_runs_and_learns(tmp_path: Path) -> None:
     (loop,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     on_the_fake_model = loop.replace("st.ServiceClient()", 'st.ServiceClient("recording")')
     assert on_the_fake_model != loop
-    done = subprocess.run(
-        [sys.executable, "-c", on_the_fake_model], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", on_the_fake_model, cwd=tmp_path, check=True)
     losses = [float(loss) for loss in re.findall(r"step \d+: ([\d.]+) nats", done.stdout)]
     assert len(losses) == 8
     assert losses == sorted(losses, reverse=True)

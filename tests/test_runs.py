@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from processes import LIMIT_S
 from stovetop import runs
 from stovetop.durable import append_row, read_rows
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
@@ -177,7 +178,7 @@ def test_the_difference_from_the_last_commit_is_kept(tmp_path: Path, monkeypatch
     (repository / "loop.py").write_text("lr = 1\n")
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "first"]):
-        subprocess.run(["git", *command], check=True, capture_output=True)
+        subprocess.run(["git", *command], check=True, capture_output=True, timeout=LIMIT_S)
     (repository / "loop.py").write_text("lr = 2\n")
     with quiet_run(tmp_path / "run"):
         pass

@@ -1,7 +1,5 @@
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from processes import run_python
 from renderers.languages import chatml, save, thinking
 from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.client import Tokenizer
@@ -41,7 +40,7 @@ def test_a_name_that_leads_to_no_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_importing_the_module_does_not_import_transformers() -> None:
     """Half a second: a fresh interpreter."""
     script = "import sys, stovetop.renderers, stovetop.tokenizer; print({'torch', 'transformers'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"
+    assert run_python("-c", script).stdout == "set()\n"
 
 
 def test_a_model_is_spoken_to_in_its_own_template_or_in_plain_text() -> None:

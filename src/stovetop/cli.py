@@ -2,7 +2,8 @@
 lives elsewhere.
 
 A command is first understood, then carried out. What goes wrong in the first half is a mistake in the command (exit
-code 2); in the second, a failure (1). An interrupt exits with 130. Nothing here imports torch or transformers.
+code 2); in the second, a failure (1). An interrupt exits with 130, SIGTERM takes the same path and exits with 143.
+Nothing here imports torch or transformers.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import inspect
 import json
 import re
 import shlex
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
@@ -57,7 +60,7 @@ a first look:
   stovetop describe sl_loop       what to set to train on chats of your own
 
 Every command takes --help, and --debug to show the traceback of an error.
-Exit codes: 0 done, 1 failed, 2 a mistake in the command, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 a mistake in the command, 130 interrupted, 143 terminated.
 """
 
 RUN_HELP = """\
@@ -83,10 +86,12 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     debug = "--debug" in words
     failed = 2
+    terminations: list[int] = []
     try:
         action = understand([word for word in words if word != "--debug"])
         failed = 1
-        action()
+        with _interrupted_by_sigterm(terminations):
+            action()
     except StovetopError as error:
         if debug:
             traceback.print_exc()
@@ -94,8 +99,28 @@ def main(words: Sequence[str] | None = None) -> int:
         return failed
     except KeyboardInterrupt:
         print(f"\nInterrupted. To go on, run the same command: stovetop {shlex.join(words)}", file=sys.stderr)
-        return 130
+        return 143 if terminations else 130
     return 0
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigterm(terminations: list[int]) -> Generator[None]:
+    """SIGTERM does what Ctrl-C does, and is noted in `terminations`."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        terminations.append(number)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():  # only there handlers can be set
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def understand(words: Sequence[str]) -> Action:

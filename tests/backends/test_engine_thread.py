@@ -1,54 +1,103 @@
 """The thread that owns an engine, at its end."""
 
-import subprocess
-import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from stovetop.backends.engine_thread import EngineThread
+from stovetop.backends.engine_thread import SECONDS_TO_FINISH, EngineThread
+from stovetop.backends.interruption import Interrupted, Interruptible
 from stovetop.engine import ops
 from stovetop.errors import InvalidRequest
 
 
 class Endless:
-    """An engine that is never done."""
+    """An engine that is never done. Each step is one call of `wait`."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self.wait = wait
         self.stepping = threading.Event()
         self.num_begun = self.num_ended = 0
 
     idle = False
 
     def submit(self, op: ops.Op) -> Any:
-        raise AssertionError("nobody asks")
+        raise AssertionError("not asked for")
 
     def step(self) -> list[ops.Finished]:
         self.num_begun += 1
         self.stepping.set()
-        threading.Event().wait(0.05)
+        self.wait()
         self.num_ended += 1
         return []
 
 
-def test_when_the_interpreter_ends_the_step_that_runs_is_finished_and_no_other_begun() -> None:
-    engine: Any = Endless()
+def for_ever() -> None:
+    while True:
+        time.sleep(0.001)
+
+
+def ended(thread: EngineThread) -> bool:
+    return not thread._thread.is_alive()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_when_the_interpreter_ends_a_short_step_is_finished_and_no_other_begun() -> None:
+    engine: Any = Endless(lambda: time.sleep(0.05))
     thread = EngineThread(lambda: engine, "endless")
-    engine.stepping.wait()
-    thread._stop_at_exit()  # pyright: ignore[reportPrivateUsage]  the interpreter calls it
-    assert not thread._thread.is_alive()  # pyright: ignore[reportPrivateUsage]
+    assert engine.stepping.wait(30)
+    thread._drop_at_exit()  # pyright: ignore[reportPrivateUsage]  the interpreter calls it
+    assert ended(thread)
     assert engine.num_begun == engine.num_ended > 0
-    with pytest.raises(InvalidRequest, match="closed"):  # and nobody who asks now waits for ever
+    with pytest.raises(InvalidRequest, match="closed"):
         thread.call("sample", object())  # pyright: ignore[reportArgumentType]  it gets no further
 
 
-def test_a_script_that_ends_amid_work_ends_with_its_own_exit_code() -> None:
-    script = (
-        "import stovetop as st; client = st.ServiceClient('recording').create_lora_training_client('m').result()\n"
-        "datum = st.Datum(st.ModelInput.from_ints([1, 2]), {'target_tokens': [2, 3], 'weights': [1.0, 1.0]})\n"
-        "for _ in range(3000): client.forward_backward([datum] * 50, 'cross_entropy')\n"
-        "raise SystemExit(7)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (7, "")
+def test_a_long_step_is_interrupted() -> None:
+    engine: Any = Endless(for_ever)
+    thread = EngineThread(lambda: engine, "endless")
+    assert engine.stepping.wait(30)
+    start_s = time.monotonic()
+    thread.drop("of this test")
+    thread.stop()
+    assert ended(thread)
+    assert (engine.num_begun, engine.num_ended) == (1, 0)
+    assert time.monotonic() - start_s < SECONDS_TO_FINISH + 2
+
+
+def test_loading_is_interrupted_and_the_reason_is_told_to_those_who_wait() -> None:
+    thread = EngineThread(for_ever, "never loaded")  # pyright: ignore[reportArgumentType]  it returns nothing at all
+    thread.drop("of this test")
+    thread.stop()
+    assert ended(thread)
+    with pytest.raises(InvalidRequest, match="dropped because of this test"):
+        _ = thread.engine
+
+
+def test_work_is_interrupted_within_a_piece_and_never_between() -> None:
+    """Whatever the moment, results of pieces that ended are counted, and the thread ends by the one exception."""
+    for index in range(50):
+        work, counts, ends = Interruptible(), [0, 0], list[str]()
+
+        def piece(counts: list[int] = counts) -> None:
+            counts[0] += 1
+
+        def run(work: Interruptible = work, counts: list[int] = counts, ends: list[str] = ends) -> None:
+            try:
+                while True:
+                    work.run(piece)
+                    counts[1] += 1
+            except Interrupted:
+                ends.append("interrupted")
+            for _ in range(1000):  # nothing is raised any more
+                counts[1] += 0
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(index * 1e-6)
+        while thread.is_alive():
+            work.interrupt()
+            thread.join(0.001)
+        assert ends == ["interrupted"]
+        assert counts[0] - counts[1] in (0, 1)

@@ -1,10 +1,10 @@
 """The comparison with others: what becomes of its figures. The figures themselves are no matter of a test."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from processes import run_python
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -62,6 +62,5 @@ def test_each_measure_of_each_side_is_a_function() -> None:
 @pytest.mark.real_model
 def test_a_measurement_prints_its_numbers_last(smollm2: Path) -> None:
     words = ["--size", "smoke", "--threads", "1", "--side", "ours", "--measure", "train"]
-    command = [sys.executable, str(FOLDER / "compare.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_python(str(FOLDER / "compare.py"), *words, check=True)
     assert done.stdout.splitlines()[-1].startswith('{"seconds": ')

@@ -1,8 +1,8 @@
 """The benchmark for a card, on a CPU with tiny shapes: a lent card must not be the first place where it runs."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from processes import run_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 PROGRAM = """
@@ -14,7 +14,7 @@ runpy.run_path(%r, run_name="__main__")
 
 
 def test_every_line_is_filled_on_a_machine_with_torch_and_transformers_alone() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM % str(SCRIPT)], capture_output=True, text=True, check=False)
+    done = run_python("-c", PROGRAM % str(SCRIPT))
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("tiny  ")]
     assert len(lines) == 7

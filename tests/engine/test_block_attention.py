@@ -21,10 +21,10 @@ KINDS = {
 }
 
 
-def inputs(num_queries: int, num_keys: int) -> tuple[list[Tensor], Sight]:
+def inputs(num_queries: int, num_keys: int, value_size: int = VALUE_SIZE) -> tuple[list[Tensor], Sight]:
     """Queries, keys and values of two calls, and the positions of the queries, the last ones."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(2, HEADS, num_queries, SIZE), (2, GROUPS, num_keys, SIZE), (2, GROUPS, num_keys, VALUE_SIZE)]
+    shapes = [(2, HEADS, num_queries, SIZE), (2, GROUPS, num_keys, SIZE), (2, GROUPS, num_keys, value_size)]
     leaves = [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
     return leaves, Sight(torch.arange(num_keys - num_queries, num_keys)[None])
 
@@ -78,7 +78,8 @@ def test_outputs_are_those_of_plain_attention(
 
 @torch.no_grad()
 def test_row_exact_attention_has_the_same_bits_however_its_queries_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaves, sight = inputs(192, 192)
+    # of a size that models have: with 6 the library rounds otherwise on some processors
+    leaves, sight = inputs(192, 192, value_size=SIZE)
     outs = []
     for rows in (192, 50, 1):
         monkeypatch.setitem(block_attention.SCORE_BYTES, "cpu", 4 * 2 * HEADS * 192 * rows)

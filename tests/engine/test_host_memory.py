@@ -2,11 +2,10 @@
 
 import json
 import platform
-import subprocess
-import sys
 
 import pytest
 
+from processes import run_python
 from stovetop.engine.host_memory import keep_freed_memory
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets what only the GNU C library has")
@@ -34,11 +33,7 @@ print(json.dumps({"mapped": mapped, "kept": mallinfo().arena - before.arena}))
 def test_a_large_block_comes_from_the_heap_and_stays_there() -> None:
     """In a process of its own, for the setting is the process's and cannot be taken back."""
     found = {
-        told: json.loads(
-            subprocess.run(
-                [sys.executable, "-c", HEAP_AFTER_A_BLOCK_WAS_FREED, told], capture_output=True, check=True
-            ).stdout
-        )
+        told: json.loads(run_python("-c", HEAP_AFTER_A_BLOCK_WAS_FREED, told, check=True).stdout)
         for told in ("no", "yes")
     }
     assert found["no"]["mapped"] == 1

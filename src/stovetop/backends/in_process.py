@@ -8,11 +8,12 @@ import itertools
 import re
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard, get_args
 
 import numpy as np
 
@@ -338,7 +339,8 @@ class InProcessServiceClient(ServiceClient):
     """See `client.ServiceClient`. Opens one engine per base model, when it is first asked for. Made by `over`, since
     calling a ServiceClient opens the provider that is named.
 
-    `async with` or `with` closes it: what was accepted is finished, then the engines go.
+    `async with` or `with` closes it: what was accepted is finished, then the engines go. When the block is left by an
+    exception, what has not begun is dropped instead: its futures fail, saying so.
     """
 
     calls: list[Call]  # every call of every client, in order, when `record` is set
@@ -446,30 +448,62 @@ class InProcessServiceClient(ServiceClient):
         )
 
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
+        """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun."""
         if status not in get_args(CloseStatus):
             raise UnknownName("status of close", status, get_args(CloseStatus))
-        for base in self._bases.values():
-            base.thread.close()
+        with self._dropping_on_error():
+            for base in self._bases.values():
+                base.thread.finish()
+            for base in self._bases.values():
+                base.thread.close()
         return resolved(None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if _is_failure(error):
+            self._drop(error)
+        else:
+            self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if _is_failure(error):
+            self._drop(error)
+            return
+        with self._dropping_on_error():
+            for ended in [base.thread.finish() for base in self._bases.values()]:
+                await ended  # the event loop goes on meanwhile
         self.close()
+
+    def _drop(self, error: BaseException) -> None:
+        for base in self._bases.values():
+            base.thread.drop(f"the service was closed after {error!r}")
+        for base in self._bases.values():
+            base.thread.stop()
+
+    @contextmanager
+    def _dropping_on_error(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._drop(error)
+            raise
 
     def _base(self, name: str) -> _Base:
         name = canonical_name(name)
         with self._lock:
             if name not in self._bases:
                 thread = EngineThread(lambda: self._open_engine(name), name)
-                thread.engine  # noqa: B018  an unknown model is refused here, not by the first call that uses it
+                try:
+                    thread.engine  # noqa: B018  an unknown model is refused here, not by the first call that uses it
+                except BaseException as error:  # Ctrl-C among them, while the thread still loads
+                    thread.drop(f"it could not be loaded: {error!r}")
+                    thread.stop()
+                    raise
                 self._bases[name] = _Base(name, thread, self._storage, self._observe, self._sample_number)
             return self._bases[name]
 
@@ -515,6 +549,11 @@ def _as_asked(response: SampleResponse, sequence_ids: Sequence[str], last_n: int
         prompt_logprobs=None if prompt is None else _last(prompt, last_n),
         topk_prompt_logprobs=None if topk is None else _last(topk, last_n),
     )
+
+
+def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:
+    """Whether a `with` block was left because something went wrong. sys.exit() and sys.exit(0) say that nothing did."""
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 def _made(base: _Base, make: Callable[[], Any]) -> ClientFuture[Any]:
