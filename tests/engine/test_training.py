@@ -1,5 +1,6 @@
 """Training against an oracle: the library's model in float64 with the adapter merged into its weights."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -148,6 +149,110 @@ def test_a_custom_loss_has_the_gradient_of_the_built_in_one() -> None:
     )
 
 
+def quadratic(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    """Over all data at once: none can be computed without the others."""
+    return torch.cat(logprobs).mean().square() + sum(p.square().sum() for p in logprobs), {"datums": float(len(data))}
+
+
+class Kept:
+    """Counts the bytes that graphs keep alive, and the most at one time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> list[Tensor]:
+        box = _Box([tensor])
+        size = tensor.nbytes
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(box, self._freed, size)
+        return box
+
+    def _freed(self, size: int) -> None:
+        self.now -= size
+
+
+class _Box(list[Tensor]):
+    """Can be referred to weakly."""
+
+
+def test_a_custom_loss_keeps_to_the_bound_on_a_pass() -> None:
+    """Four times the data keep no more than one pass does, and not more than with a built-in loss."""
+    engine = tiny.engine(max_tokens_per_pass=64)
+    most = {}
+    for what, count in (("built-in", 24), ("custom", 6), ("custom", 24)):
+        data = [tiny.datum(tiny.tokens(31, seed)) for seed in range(count)]
+        op = ops.ForwardBackward(tiny.trained_adapter(engine), data, CrossEntropy())
+        if what == "custom":
+            op = ops.ForwardBackwardCustom(tiny.trained_adapter(engine), data, quadratic)
+        kept = Kept()
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda box: box[0]):
+            tiny.run(engine, op)
+        most[what, count] = kept.most
+    assert most["custom", 24] < 1.05 * most["custom", 6]
+    assert most["custom", 24] < 1.05 * most["built-in", 24]
+
+
+@pytest.mark.parametrize("max_tokens_per_pass", [1, 30, 1000])
+def test_a_custom_loss_in_any_passes_has_the_gradient_of_one(max_tokens_per_pass: int) -> None:
+    engine, cut = tiny.engine(), tiny.engine(max_tokens_per_pass=max_tokens_per_pass)
+    whole, other = tiny.trained_adapter(engine), tiny.trained_adapter(cut)
+    data = [tiny.datum(s) for s in SEQUENCES]
+    expected = tiny.run(engine, ops.ForwardBackwardCustom(whole, data, quadratic))
+    output = tiny.run(cut, ops.ForwardBackwardCustom(other, data, quadratic))
+    assert output.loss_fn_outputs == expected.loss_fn_outputs  # to the bit
+    assert output.metrics == expected.metrics
+    assert whole.gradients is not None
+    assert_same(other.gradients, whole.gradients, tolerance=1e-5)
+
+
+def test_the_gradient_of_a_custom_loss_is_that_of_the_built_in_one_to_the_bit() -> None:
+    """In the same passes, be they one or many, and with one datum a pass however the data come."""
+
+    def negative_sum(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        return -torch.stack([p.sum() for p in logprobs]).sum(), {}
+
+    data = [tiny.datum(s) for s in SEQUENCES]
+    for settings in ({}, {"max_tokens_per_pass": 30}, {"micro_batch_invariant": True}):
+        engine = tiny.engine(**settings)
+        built_in, custom, alone = (tiny.trained_adapter(engine) for _ in range(3))
+        tiny.run(engine, ops.ForwardBackward(built_in, data, CrossEntropy()))
+        tiny.run(engine, ops.ForwardBackwardCustom(custom, data, negative_sum))
+        for datum in data:
+            tiny.run(engine, ops.ForwardBackwardCustom(alone, [datum], negative_sum))
+        for other in (custom, alone) if "micro_batch_invariant" in settings else (custom,):
+            assert built_in.gradients is not None
+            assert other.gradients is not None
+            assert all(torch.equal(tensor, other.gradients[name]) for name, tensor in built_in.gradients.items())
+
+
+def test_a_custom_loss_over_more_than_fits_is_computed_in_smaller_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine()
+    reference, adapter = tiny.trained_adapter(engine), tiny.trained_adapter(engine)
+    data = [tiny.datum(s) for s in SEQUENCES]
+    expected = tiny.run(engine, ops.ForwardBackwardCustom(reference, data, quadratic))
+    limit_tokens(monkeypatch, 30)
+    output = tiny.run(engine, ops.ForwardBackwardCustom(adapter, data, quadratic))
+    assert output.loss_fn_outputs == expected.loss_fn_outputs
+    assert reference.gradients is not None
+    assert_same(adapter.gradients, reference.gradients, tolerance=1e-5)
+    with pytest.raises(InvalidRequest, match="60 tokens does not fit"):
+        tiny.run(engine, ops.ForwardBackwardCustom(adapter, [tiny.datum(tiny.tokens(61, 0))], quadratic))
+
+
+def limit_tokens(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """A machine on which no larger pass fits."""
+    model = type(tiny.base_model())
+    original = model.hidden_states
+
+    def limited(self: object, packed: Pack, *rest: object) -> Tensor:
+        if packed.num_tokens > most:
+            raise torch.OutOfMemoryError("no room")
+        return original(self, packed, *rest)  # pyright: ignore[reportArgumentType]  a stand-in for the method
+
+    monkeypatch.setattr(model, "hidden_states", limited)
+
+
 def test_forward_leaves_no_gradient_and_gives_the_same_logprobs() -> None:
     engine = tiny.engine()
     adapter = tiny.trained_adapter(engine)
@@ -196,15 +301,7 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(
     engine = tiny.engine()
     adapter, reference = tiny.trained_adapter(engine), tiny.trained_adapter(engine)
     expected = tiny.run(engine, ops.ForwardBackward(reference, RL_DATA, ImportanceSampling()))
-    model = type(tiny.base_model())
-    original = model.hidden_states
-
-    def limited(self: object, packed: Pack, *rest: object) -> Tensor:
-        if packed.num_tokens > 30:
-            raise torch.OutOfMemoryError("no room")
-        return original(self, packed, *rest)  # pyright: ignore[reportArgumentType]  a stand-in for the method
-
-    monkeypatch.setattr(model, "hidden_states", limited)
+    limit_tokens(monkeypatch, 30)
     output = tiny.run(engine, ops.ForwardBackward(adapter, RL_DATA, ImportanceSampling()))
     assert output.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
     assert [o["logprobs"].shape for o in output.loss_fn_outputs] == [

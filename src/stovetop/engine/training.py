@@ -82,16 +82,33 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """A loss of which only the gradient is known, so Σ gradient·logprob will do. `gradients` are by datum, each shaped
+    as its logprobs."""
+
+    gradients: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """Data of one adapter, and their loss."""
+    """Data of one adapter, and their loss; None where only logprobs are asked for."""
 
     adapter: Adapter
     data: Sequence[Datum]
-    loss: Loss
+    loss: Loss | Given | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The logprobs of data, by datum; with the graph that leads to them where all data fit into one pass."""
+
+    logprobs: Sequence[Tensor]
+    leaves: Tensors | None  # of that graph: the factors
 
 
 class _Unit(NamedTuple):
     job: int
+    index: int  # among the data of its job
     datum: Datum
 
 
@@ -101,8 +118,9 @@ class _Share:
 
     job: int
     weights: AdapterWeights
+    indices: Sequence[int]  # of its data, among those of the job
     data: Sequence[Datum]
-    temperature: float
+    temperature: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -124,20 +142,20 @@ class Trainer:
 
     def forward(self, jobs: Sequence[Job]) -> list[ForwardBackwardOutput | Exception]:
         with torch.inference_mode():
-            return self._run(jobs, backward=False)
+            return [progress.result() for progress in self._run(jobs, backward=False)]
 
     def forward_backward(self, jobs: Sequence[Job]) -> list[ForwardBackwardOutput | Exception]:
         """Each job's result, or why it failed; one that fails does not touch the others. Gradients are added to those
         of the adapters, each of which has one job."""
-        results = self._run(jobs, backward=True)
+        results = [progress.result() for progress in self._run(jobs, backward=True)]
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, Exception):
                 job.adapter.fail(result)
         return results
 
-    def _run(self, jobs: Sequence[Job], *, backward: bool) -> list[ForwardBackwardOutput | Exception]:
+    def _run(self, jobs: Sequence[Job], *, backward: bool) -> list[_Progress]:
         progress = [_Progress() for _ in jobs]
-        waiting = deque(self._passes([_Unit(index, datum) for index, job in enumerate(jobs) for datum in job.data]))
+        waiting = deque(self._passes(_units(jobs)))
         while waiting:
             units = [unit for unit in waiting.popleft() if progress[unit.job].error is None]
             if not units:
@@ -156,7 +174,7 @@ class Trainer:
                 if len(alone) == 1:
                     progress[units[0].job].error = error
                 waiting.extendleft([] if len(alone) == 1 else reversed(alone))
-        return [each.result() for each in progress]
+        return progress
 
     def _pass(self, jobs: Sequence[Job], units: list[_Unit], progress: list[_Progress], *, backward: bool) -> None:
         """Takes effect as a whole or not at all."""
@@ -164,15 +182,15 @@ class Trainer:
             _Share(
                 index,
                 _leaves(jobs[index].adapter.weights) if backward else jobs[index].adapter.weights,
+                [unit.index for unit in own],
                 [unit.datum for unit in own],
-                temperature_of(jobs[index].loss),
+                _temperature_of(jobs[index].loss),
             )
-            for index, own in groupby(units, key=lambda unit: unit.job)
+            for index, own in ((index, list(own)) for index, own in groupby(units, key=lambda unit: unit.job))
         ]
         scored = self._score(shares)
         losses = [
-            _total_loss(jobs[share.job].loss, share.data, logprobs)
-            for share, logprobs in zip(shares, scored, strict=True)
+            _total_loss(jobs[share.job].loss, share, logprobs) for share, logprobs in zip(shares, scored, strict=True)
         ]
         if backward:
             gradients = _gradients(torch.stack(losses).sum(), [share.weights.tensors for share in shares])
@@ -185,32 +203,44 @@ class Trainer:
     def forward_backward_custom(
         self, adapter: Adapter, data: Sequence[Datum], loss_fn: Callable[..., Any]
     ) -> ForwardBackwardOutput:
-        """One forward; the user's loss on detached log-probabilities; one backward from its gradient."""
+        """In three phases: the logprobs of all data; the user's loss on them, which is given nothing of the model; the
+        way back from its gradient. The first and the last keep to the bound on a pass."""
         try:
-            return self._custom(adapter, data, loss_fn)
+            scored = self.score(adapter, data)
+            judged = judge(loss_fn, data, scored.logprobs)
+            self.backward_from(adapter, data, scored, judged.gradients)
         except Exception as error:
             adapter.fail(error)
             raise
+        return _output(judged.logprobs, {**judged.metrics, "loss:sum": judged.loss})
 
-    def _custom(self, adapter: Adapter, data: Sequence[Datum], loss_fn: Callable[..., Any]) -> ForwardBackwardOutput:
-        weights = _leaves(adapter.weights)
-        passes = self._passes([_Unit(0, datum) for datum in data])
-        shares = [_Share(0, weights, [unit.datum for unit in units], 1.0) for units in passes]
-        logprobs = [tensor for share in shares for tensor in self._score([share])[0]]
-        seen = [tensor.detach().requires_grad_() for tensor in logprobs]
-        try:
-            loss, metrics = loss_fn(list(data), seen)
-        except Exception as error:  # a fault of the caller's function, not of ours
-            raise InvalidRequest(f"the custom loss raised {error!r}") from error
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise InvalidRequest(
-                f"a custom loss must return one number that depends on the logprobs it was given: {loss!r}"
-            )
-        d_logprobs = torch.autograd.grad(loss, seen, allow_unused=True, materialize_grads=True)
-        surrogate = torch.stack([(p * d).sum() for p, d in zip(logprobs, d_logprobs, strict=True)]).sum()
-        (gradients,) = _gradients(surrogate, [weights.tensors])
-        adapter.gradients = _sum(adapter.gradients, gradients)
-        return _output(seen, {**metrics, "loss:sum": loss.item()})
+    def score(self, adapter: Adapter, data: Sequence[Datum]) -> Scored:
+        """Only where one pass holds all data is its graph kept for the way back: more than a pass would not fit."""
+        job = Job(adapter, data, None)
+        if len(self._passes(_units([job]))) == 1:
+            share = _Share(0, _leaves(adapter.weights), range(len(data)), data)
+            try:
+                return Scored(self._score([share])[0], share.weights.tensors)
+            except torch.OutOfMemoryError as error:
+                clear_frames(error.__traceback__)  # which hold what did not fit; in smaller passes it may
+        with torch.no_grad():
+            (progress,) = self._run([job], backward=False)
+        if progress.error is not None:
+            raise progress.error
+        return Scored(progress.logprobs, None)
+
+    def backward_from(
+        self, adapter: Adapter, data: Sequence[Datum], scored: Scored, gradients: Sequence[Tensor]
+    ) -> None:
+        """Adds to the adapter's gradients those of a loss whose gradients with respect to the logprobs are given."""
+        if scored.leaves is None:
+            (progress,) = self._run([Job(adapter, data, Given(gradients))], backward=True)
+            if progress.error is not None:
+                raise progress.error
+            return
+        linear = torch.stack([(p * d).sum() for p, d in zip(scored.logprobs, gradients, strict=True)]).sum()
+        (own,) = _gradients(linear, [scored.leaves])
+        adapter.gradients = _sum(adapter.gradients, own)
 
     def _passes(self, units: list[_Unit]) -> list[list[_Unit]]:
         """As many tokens as fit, those counted once that data of one adapter begin with alike."""
@@ -253,6 +283,30 @@ class Trainer:
             trains_head = factors_of(share.weights, HEAD) is not None
             groups.setdefault((share.temperature, index if trains_head else None), []).append(index)
         return list(groups.values())
+
+
+class Judged(NamedTuple):
+    """What a custom loss said."""
+
+    loss: float
+    metrics: dict[str, float]
+    logprobs: Sequence[Tensor]  # that it was given
+    gradients: Sequence[Tensor]  # of the loss, with respect to them
+
+
+def judge(loss_fn: Callable[..., Any], data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Judged:
+    """Calls a user's loss with logprobs that lead nowhere."""
+    seen = [tensor.detach().requires_grad_() for tensor in logprobs]
+    try:
+        loss, metrics = loss_fn(list(data), seen)
+    except Exception as error:  # a fault of the caller's function, not of ours
+        raise InvalidRequest(f"the custom loss raised {error!r}") from error
+    if loss.numel() != 1 or not loss.requires_grad:
+        raise InvalidRequest(
+            f"a custom loss must return one number that depends on the logprobs it was given: {loss!r}"
+        )
+    gradients = torch.autograd.grad(loss, seen, allow_unused=True, materialize_grads=True)
+    return Judged(loss.item(), metrics, seen, gradients)
 
 
 class _Targets(NamedTuple):
@@ -298,8 +352,24 @@ def _sum(old: Tensors | None, new: Tensors) -> Tensors:
     return {name: old[name].add_(new[name]) for name in new} if old else new
 
 
-def _total_loss(loss: Loss, data: Sequence[Datum], logprobs: list[Tensor]) -> Tensor:
-    sums = [loss_sum(loss, scored, _inputs(datum, scored)) for datum, scored in zip(data, logprobs, strict=True)]
+def _units(jobs: Sequence[Job]) -> list[_Unit]:
+    return [_Unit(number, index, datum) for number, job in enumerate(jobs) for index, datum in enumerate(job.data)]
+
+
+def _temperature_of(loss: Loss | Given | None) -> float:
+    return 1.0 if loss is None or isinstance(loss, Given) else temperature_of(loss)
+
+
+def _total_loss(loss: Loss | Given | None, share: _Share, logprobs: list[Tensor]) -> Tensor:
+    match loss:
+        case None:
+            sums = [torch.zeros(())]
+        case Given(gradients):
+            own = [gradients[index] for index in share.indices]
+            sums = [(scored * gradient).sum() for scored, gradient in zip(logprobs, own, strict=True)]
+        case _:
+            pairs = zip(share.data, logprobs, strict=True)
+            sums = [loss_sum(loss, scored, _inputs(datum, scored)) for datum, scored in pairs]
     return torch.stack(sums).sum()
 
 
