@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 from stovetop.durable import MANIFEST, write_file, writing
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, UnknownName, listed
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -161,9 +161,7 @@ def _described(path: Path) -> str:
         return "an adapter"
     if (path / MANIFEST).is_file():
         return "a saved state"
-    names = _names_in(path)
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{', '.join(names[:4])}{more}"
+    return listed(_names_in(path))
 
 
 def _names_in(path: Path) -> list[str]:
