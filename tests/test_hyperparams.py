@@ -107,6 +107,15 @@ def test_experts_share_the_factor_on_the_side_of_the_residual_stream(experts: st
     assert [counts[f"{layer}.1.{matrix}.weight"] for matrix in ("gate_proj", "down_proj")] == [2 * 6, 2 * 6]
 
 
+@pytest.mark.parametrize("name", ["q_b_proj", "kv_b_proj"])
+def test_the_second_half_of_a_projection_that_is_low_rank_already_gets_no_factors(tmp_path: Path, name: str):
+    """Those of multi-head latent attention: its first halves, q_a_proj and kv_a_proj_with_mqa, get them."""
+    layer = "model.layers.0.self_attn"
+    first = {"q_b_proj": "q_a_proj", "kv_b_proj": "kv_a_proj_with_mqa"}[name]
+    folder = model_folder(tmp_path / "mla", {f"{layer}.{first}.weight": (3, 8), f"{layer}.{name}.weight": (16, 3)})
+    assert hyperparams.get_lora_param_breakdown(folder, 2) == {f"{layer}.{first}.weight": 2 * (3 + 8)}
+
+
 def test_all_parameters_are_counted_for_full_fine_tuning(experts: str):
     num_params = sum(math.prod(shape) for shape in SHAPES.values())
     assert hyperparams.get_full_finetune_param_count(experts) == num_params

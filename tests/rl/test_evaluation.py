@@ -40,6 +40,18 @@ def test_a_page_of_the_last_round_is_written_where_it_is_asked_for(tmp_path: Pat
     assert page.read_text().count("<table>") == 2 * 2
 
 
+@pytest.mark.parametrize(
+    ("options", "num_groups"), [({}, 4), ({"num_groups_to_log": 0}, 0), ({"num_groups_to_log": 9}, 6)]
+)
+def test_a_page_shows_four_groups_unless_told_otherwise(tmp_path: Path, options: dict[str, int], num_groups: int):
+    page = tmp_path / "test.html"
+    asked = RLTestSetEvaluator(answer_builders(ROWS * 2, RENDERER, 3), max_tokens=3, page=page, **options)
+    with recording.open_service(tmp_path / "service") as service:
+        asyncio.run(asked(service.create_sampling_client(base_model="any/name").result()))
+    assert page.read_text().count("<table>") == 3 * num_groups
+    assert (f"{6 - num_groups} more groups are not shown" in page.read_text()) == (num_groups < 6)
+
+
 def test_a_number_of_groups_below_zero_is_refused_before_anything_is_played():
     with pytest.raises(InvalidRequest, match="num_groups_to_log must not be negative: -1"):
         RLTestSetEvaluator([], max_tokens=3, num_groups_to_log=-1)

@@ -37,10 +37,12 @@ def test_the_weights_of_a_mean_sum_to_one(weights_D: list[list[float]]):
     data = [datum(*weights_N) for weights_N in weights_D]
     for normalize in ("token", "example"):
         total = sum(sum(scaled.loss_fn_inputs["weights"].tolist()) for scaled in normalize_data(data, normalize))
-        num_active = sum(map(sum, weights_D))
-        all_count = normalize == "token" or all(map(sum, weights_D))
-        assert total == pytest.approx(1.0 if all_count and num_active else total)
-        assert total <= 1 + 1e-6
+        assert total == pytest.approx(1.0 if any(map(sum, weights_D)) else 0.0)
+
+
+def test_an_example_with_nothing_to_train_has_no_part_in_the_mean_of_examples():
+    scaled = normalize_data([datum(1, 1), datum(0, 0), datum(1)], "example")
+    assert [of_one.loss_fn_inputs["weights"].tolist() for of_one in scaled] == [[0.25, 0.25], [0, 0], [0.5]]
 
 
 def test_the_datums_of_one_episode_are_one_example():

@@ -44,8 +44,9 @@ def normalize_data(
     num_active = Counter[Hashable]()
     for example, number in zip(examples_D, num_active_D, strict=True):
         num_active[example] += number
+    num_examples = sum(number > 0 for number in num_active.values())  # one without an active token has no mean
     return [
-        _scaled(datum, 1 / (num_active[example] * len(num_active))) if num_active[example] else datum
+        _scaled(datum, 1 / (num_active[example] * num_examples)) if num_active[example] else datum
         for datum, example in zip(data_D, examples_D, strict=True)
     ]
 
