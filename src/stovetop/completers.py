@@ -33,6 +33,7 @@ class TokensWithLogprobs:
 
     @property
     def logprobs(self) -> list[float]:
+        """One for each token, at the temperature that it was sampled with. Refused where there are none."""
         if self.maybe_logprobs is None:
             raise InvalidRequest("these tokens carry no logprobs; training on them needs those of the sampler")
         return self.maybe_logprobs

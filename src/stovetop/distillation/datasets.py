@@ -91,6 +91,7 @@ class PromptOnlyDataset:
         self._batches = ProblemDataset(builders, groups_per_batch, seed=seed, num_epochs=num_epochs)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`, counted over all epochs: one for each prompt."""
         return self._batches.get_batch(index)
 
     def __len__(self) -> int:
@@ -173,6 +174,8 @@ class CompositeDataset:
         return min(map(len, self._datasets))
 
     def get_batch(self, index: int) -> list[SourcedGroupBuilder]:
+        """The groups of batch `index` of all datasets, each marked with its own. A dataset whose batch is short is
+        refused."""
         return [
             SourcedGroupBuilder(builder, dataset_index)
             for dataset_index in range(len(self._datasets))

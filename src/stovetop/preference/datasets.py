@@ -53,7 +53,9 @@ class LabeledComparisons(NamedTuple):
 class ComparisonDatasetBuilder(Protocol):
     """The config from which comparisons are made."""
 
-    def get_labeled_comparisons(self) -> LabeledComparisons: ...
+    def get_labeled_comparisons(self) -> LabeledComparisons:
+        """All comparisons, read now: those to train on and those held out."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +215,8 @@ class DPODataset:
         return len(self._pairs)
 
     def get_batch(self, index: int) -> list[Datum]:
+        """Datums of batch `index`: chosen, rejected, chosen, rejected ... Rows that have nothing to train are left
+        out."""
         return self._pairs.get_batch(index)
 
     def _pair(self, labeled: LabeledComparison) -> list[Datum]:

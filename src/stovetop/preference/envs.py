@@ -167,6 +167,7 @@ class PairwisePreferenceDataset:
         self._make_builder = make_builder
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`, counted over all epochs: one for each prompt."""
         return [self._make_builder(labeled.comparison.prompt_conversation) for labeled in self._batches[index]]
 
     def __len__(self) -> int:

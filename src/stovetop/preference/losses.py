@@ -147,6 +147,7 @@ PREFERENCE_LOSSES: dict[str, type[PreferenceLoss]] = {loss.name: loss for loss i
 
 
 def needs_reference(loss: PreferenceLoss) -> bool:
+    """Whether a loss compares the policy with a reference model. SimPO and ORPO do not."""
     return not isinstance(loss, SimPO | ORPO)
 
 
@@ -180,6 +181,8 @@ class PairLogprobs:
 
 
 class LossAndMetrics(NamedTuple):
+    """A mean over pairs, as a tensor that can be differentiated, and numbers to log."""
+
     loss: torch.Tensor
     metrics: dict[str, float]
 

@@ -21,6 +21,8 @@ def create_reference_client(
 
 
 class DPOClients(NamedTuple):
+    """What a run of DPO works with."""
+
     start: Start  # the policy, and where its loop begins
     reference: SamplingClient
 

@@ -44,6 +44,7 @@ class Verdict(Enum):
 
     @property
     def is_answer(self) -> bool:
+        """Whether the judge's token was one of its three answers."""
         return self is not Verdict.NONE
 
     @property
@@ -69,6 +70,8 @@ class PreferenceModelFromChatRenderer:
         return (await self.judge(comparison)).score
 
     async def judge(self, comparison: Comparison) -> Verdict:
+        """What the judge says of a comparison, in the order it is given in; completions are not swapped. Costs one
+        token."""
         prompt = self._renderer.build_generation_prompt(comparison)
         params = SamplingParams(max_tokens=1, temperature=0.0, stop=[])
         [token] = (await self._client.sample(prompt, 1, params)).sequences[0].tokens

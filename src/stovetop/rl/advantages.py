@@ -131,6 +131,8 @@ def _of_group(group: TrajectoryGroup, estimator: Estimator) -> list[Advantage]:
 
 
 class AdvantagesAndReturns(NamedTuple):
+    """What `compute_gae` makes of a series of rewards: one number of each kind for each step, (U,)."""
+
     advantages: list[float]
     returns: list[float]  # what a model of values would be trained to predict
 

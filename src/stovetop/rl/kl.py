@@ -27,6 +27,8 @@ Numbers = Sequence[float] | npt.NDArray[np.generic]
 
 
 class Penalty(NamedTuple):
+    """What `kl_penalty` gives: arrays shaped like the masks, (N,) of each datum, and what they were made from."""
+
     advantages_D: list[Floats]  # to be added to those of the data; zero outside the masks
     mean_difference: float  # over all masked tokens: an estimate of KL(policy ‖ reference); NaN without any
 
@@ -84,6 +86,8 @@ def _check_positions(index: int, **numbers: Numbers) -> None:
 
 
 class PenalisedData(NamedTuple):
+    """The data with a penalty in its advantages, and the metrics that tell how large the gap was."""
+
     data_D: list[Datum]
     metrics: dict[str, float]
 

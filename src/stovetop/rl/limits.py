@@ -27,6 +27,7 @@ class TerminationRewardPolicy:
         _check_positive("TerminationRewardPolicy", grader_timeout_s=self.grader_timeout_s)
 
     def on_limit(self, reward: float) -> float:
+        """What a reward of an episode that a limit ended is worth."""
         return min(reward, 0.0) if self.zero_reward_on_limit else reward
 
 

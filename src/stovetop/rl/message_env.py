@@ -37,8 +37,13 @@ FORGIVING = ParseErrorPolicy(max_consecutive=2)
 class MessageEnv(Protocol):
     """One episode in messages, used once. It holds plain data, so that it pickles."""
 
-    async def initial_observation(self) -> Sequence[Message]: ...
-    async def step(self, message: Message) -> MessageStepResult: ...
+    async def initial_observation(self) -> Sequence[Message]:
+        """The chat that the policy sees first. Asked once, before any step."""
+        ...
+
+    async def step(self, message: Message) -> MessageStepResult:
+        """What a message of the policy leads to. Messages that could not be read do not come here."""
+        ...
 
 
 @dataclass(slots=True)

@@ -22,9 +22,18 @@ Truncated = Literal["graded", "bad_format", "wrong"]
 class Problem(Protocol):
     """A question, and what is asked of its answer. The checks see the text of an answer, without its thinking."""
 
-    def get_question(self) -> str: ...
-    def check_answer(self, text: str) -> bool: ...
-    def check_format(self, text: str) -> bool: ...
+    def get_question(self) -> str:
+        """What the policy is asked: the content of a user's message."""
+        ...
+
+    def check_answer(self, text: str) -> bool:
+        """Whether an answer is right. What it raises is a GradeError, never a wrong answer."""
+        ...
+
+    def check_format(self, text: str) -> bool:
+        """Whether an answer is written as it should be, right or wrong."""
+        ...
+
     def get_reference_answer(self) -> str:
         """A right answer, for people to read."""
         ...
@@ -59,11 +68,14 @@ class ProblemEnv:
     slow_checks: bool = False  # make the checks on a thread, so that other episodes go on meanwhile
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """The prefix and the question as a generation prompt, and the renderer's stop sequences."""
         question = Message(role="user", content=self.problem.get_question())
         prompt = self.renderer.build_generation_prompt([*self.convo_prefix, question])
         return prompt, self.renderer.get_stop_sequences()
 
     async def step(self, action: Action) -> StepResult:
+        """Grades the answer; the episode is over. Metrics are `format` and `correct`, each 0 or 1. A check that raises,
+        or returns anything but True or False, is a GradeError."""
         message, termination = self.renderer.parse_response(action.tokens)
         grade = partial(self._grade, get_text_content(message), self._end(action, termination))
         correct, well_formed = await in_thread(grade) if self.slow_checks else grade()
@@ -129,6 +141,7 @@ class ProblemDataset:
         self._batches = Batches(builders_P, groups_per_batch, num_epochs=num_epochs, seed=seed)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`, counted over all epochs."""
         return self._batches[index]
 
     def __len__(self) -> int:
@@ -147,12 +160,15 @@ class ExactAnswer:
     answer: str
 
     def get_question(self) -> str:
+        """The question as it was given."""
         return self.question
 
     def check_answer(self, text: str) -> bool:
+        """Whether it is the answer, character for character."""
         return text == self.answer
 
     def check_format(self, text: str) -> bool:
+        """Always True: what is not the answer is wrong."""
         return True
 
     def get_reference_answer(self) -> str:

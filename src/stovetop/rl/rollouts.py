@@ -234,6 +234,7 @@ class Rollouts:
     num_groups_skipped: int
 
     def error_metrics(self) -> dict[str, float]:
+        """`rollout_errors/<type>`, `/total`, `/rollouts_dropped` and `/groups_skipped`: counts, not shares."""
         return {
             **{f"rollout_errors/{name}": count for name, count in self.num_errors.items()},
             "rollout_errors/total": sum(self.num_errors.values()),

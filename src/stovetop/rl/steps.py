@@ -61,6 +61,9 @@ class KLPenalty:
 
 
 class Minibatch(NamedTuple):
+    """What a batch of groups came to: the data to train on, still with its `mask`; where each datum is from; the
+    metrics."""
+
     data_D: list[Datum]
     metadata_D: list[DatumMetadata]
     metrics: dict[str, float]
@@ -100,6 +103,8 @@ async def prepare_minibatch(
 
 
 class TrainStep(NamedTuple):
+    """What `train_step` came to, over all its substeps."""
+
     logprobs_D: list[TensorData]  # the trainer's, of each datum, before the substep that it was part of
     metrics: dict[str, float]  # loss:sum, over all of them, and the optimizer's own, means over the substeps
 

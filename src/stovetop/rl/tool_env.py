@@ -33,7 +33,10 @@ class Tool(Protocol):
     the rollout."""
 
     @property
-    def spec(self) -> ToolSpec: ...
+    def spec(self) -> ToolSpec:
+        """What the policy is told of the tool. Its name is what calls ask for."""
+        ...
+
     async def __call__(self, call: ToolCall) -> ToolResult | function_tools.ToolResult: ...
 
 

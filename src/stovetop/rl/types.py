@@ -135,8 +135,14 @@ class Env(Protocol):
     """One episode, used once: there is no reset, and no call after the step that is done. Ask the group builder for a
     new one. It holds plain data, so that it pickles."""
 
-    async def initial_observation(self) -> tuple[Observation, StopCondition]: ...
-    async def step(self, action: Action) -> StepResult: ...
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """What the policy sees first, and what stops its answer. Asked once, before any step."""
+        ...
+
+    async def step(self, action: Action) -> StepResult:
+        """What the policy's answer leads to: its reward, and the next observation unless the episode is done. What it
+        raises becomes an EnvError that names the environment and the step."""
+        ...
 
 
 class EnvGroupBuilder(Protocol):
@@ -165,7 +171,10 @@ class EnvGroupBuilder(Protocol):
 class RLDataset(Protocol):
     """Batches of problems. A position in it is one integer, and batch `index` is always the same."""
 
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]: ...
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`, which is in 0..len - 1. The last batch may be short."""
+        ...
+
     def __len__(self) -> int:
         """How many batches there are."""
         ...
