@@ -1,5 +1,5 @@
 # make demo   a real model learns on this machine, from examples and then from reward
-# make test   every test
+# make test   every test but the slow ones, which .ci/run runs too
 #
 # Both need Python 3.11 or later and a Python package index, and keep everything they install in .venv. On Linux the
 # index's own torch brings CUDA along; without a GPU, spare yourself that download:
@@ -7,6 +7,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
+MARKS ?= not slow
 
 .PHONY: demo test
 
@@ -16,7 +17,8 @@ demo: .venv/installed-demo
 
 test: .venv/installed-test
 	.venv/bin/stovetop fetch smollm2
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 $(PYTEST_FLAGS)
+	@echo "tests with marks: $(or $(MARKS),all)"
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 -m "$(MARKS)" $(PYTEST_FLAGS)
 
 .venv/installed-demo: EXTRAS = gguf
 .venv/installed-test: EXTRAS = gguf,dev

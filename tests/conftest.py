@@ -1,16 +1,20 @@
 """Fixtures that every folder of tests may use."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
 
+from missing import reason_to_skip
 from processes import signal_after
 from stovetop.backends import recording
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.model_store import find_model
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # The same examples on every machine, however slow it is.
 hypothesis.settings.register_profile("stovetop", deadline=None, derandomize=True, max_examples=60)
@@ -21,6 +25,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--conversations", type=int, default=50, help="on how many chats each property of a renderer is tried"
     )
+    parser.addoption(
+        "--require-all", action="store_true", help="what needs a missing extra or model fails, and is not skipped"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _skipped_if_missing((yield), call, item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    return _skipped_if_missing(report, report.call, collector)  # the call is pytest's, and not in its stubs
+
+
+def _skipped_if_missing(report: Report, call: pytest.CallInfo[None], node: pytest.Item | pytest.Collector) -> Report:
+    reason = reason_to_skip(call.excinfo.value) if report.failed and call.excinfo else None
+    if reason is not None and not node.config.getoption("--require-all"):
+        report.outcome = "skipped"
+        report.longrepr = (str(node.path), 0, f"Skipped: {reason}")
+    return report
 
 
 @pytest.fixture
@@ -36,11 +66,12 @@ def client(service: ServiceClient) -> TrainingClient:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
+def smollm2(request: pytest.FixtureRequest) -> Path:
     """The folder of SmolLM2-135M-Instruct. `make test` fetches it first; without it, tests that need it are skipped."""
     folder = find_model("smollm2")
     if folder is None:
-        pytest.skip("SmolLM2 is not on this machine; run: stovetop fetch smollm2")
+        give_up = pytest.fail if request.config.getoption("--require-all") else pytest.skip
+        give_up("SmolLM2 is not on this machine; run: stovetop fetch smollm2")
     return folder
 
 

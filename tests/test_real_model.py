@@ -9,7 +9,6 @@ import pytest
 
 from stovetop.backends import local
 from stovetop.client import ServiceClient
-from stovetop.model_store import find_model
 from stovetop.recipes import sl_loop
 from stovetop.renderers import get_renderer
 from stovetop.renderers.messages import Message
@@ -17,10 +16,7 @@ from stovetop.runs import load
 from stovetop.tasks import sort_digits
 from stovetop.types import AdamParams, Datum, ModelInput, SamplingParams
 
-pytestmark = [
-    pytest.mark.real_model,
-    pytest.mark.skipif(find_model("smollm2") is None, reason="needs the model: stovetop fetch smollm2"),
-]
+pytestmark = [pytest.mark.real_model, pytest.mark.usefixtures("smollm2")]
 
 
 @pytest.fixture(scope="module")

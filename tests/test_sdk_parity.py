@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 import pytest
+import tinker
 
 import stovetop
 from stovetop import types
@@ -18,11 +19,6 @@ from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture
 from stovetop.losses import LOSSES
 from stovetop.sdk_differences import METHODS, NAMES, PARAMETERS, PARAMETERS_LEFT_OUT, require_neutral
-
-try:
-    import tinker
-except ImportError:
-    pytest.skip("tinker==0.38.0 is not installed (pip install -e '.[dev]')", allow_module_level=True)
 
 PARAMETERS_ADDED = {
     "ServiceClient.storage": "where an embedded backend saves",

@@ -14,10 +14,10 @@ from stovetop.errors import InvalidRequest
 
 
 class Endless:
-    """An engine that is never done. Each step is one call of `wait`."""
+    """An engine that is never done. Each step is one call of `work`."""
 
-    def __init__(self, wait: Callable[[], object]) -> None:
-        self.wait = wait
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
         self.stepping = threading.Event()
         self.num_begun = self.num_ended = 0
 
@@ -29,7 +29,7 @@ class Endless:
     def step(self) -> list[ops.Finished]:
         self.num_begun += 1
         self.stepping.set()
-        self.wait()
+        self.work()
         self.num_ended += 1
         return []
 

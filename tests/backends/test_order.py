@@ -101,7 +101,7 @@ def test_threads_may_share_a_service_and_lose_nothing() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(30)
     assert len(losses) == 4
     assert losses[0] == losses[1] == losses[2] == losses[3]
 
@@ -122,5 +122,5 @@ def test_threads_that_ask_for_a_model_at_once_load_it_once() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(30)
     assert opened == ["any/model"]
