@@ -13,9 +13,9 @@ from stovetop.backends.local import export_merged
 from stovetop.engine import ops
 from stovetop.engine.adapter_files import write_adapter
 from stovetop.engine.engine import Engine
+from stovetop.engine.loading import fingerprint, load_model
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.merge import write_merged
-from stovetop.engine.model import fingerprint, load_model
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import LoraConfig

@@ -23,7 +23,8 @@ from engine import tiny
 from engine.test_attention import SMALL
 from stovetop.engine.arithmetic import Fast, Frozen
 from stovetop.engine.engine import Engine
-from stovetop.engine.model import adopt, fingerprint, load_model
+from stovetop.engine.loading import fingerprint, load_model
+from stovetop.engine.model import adopt
 from stovetop.engine.ops import CreateAdapter, ForwardBackward
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
@@ -66,7 +67,7 @@ def test_a_head_that_we_do_not_honour_is_refused_by_name() -> None:
             output.logits = output.logits**2
             return output
 
-    with pytest.raises(InvalidRequest, match=r"'squared'.*logits differ"):
+    with pytest.raises(InvalidRequest, match=r"'squared'.*differ from the library"):
         adopt(Squared(tiny.llama().config), "squared", fingerprint="")
 
 

@@ -68,7 +68,7 @@ def open_service(
 
         from stovetop.engine.engine import Engine
         from stovetop.engine.host_memory import keep_freed_memory
-        from stovetop.engine.model import load_model
+        from stovetop.engine.loading import load_model
         from stovetop.engine.threads import fastest_threads
 
         if device == "cpu":
@@ -106,8 +106,8 @@ def export_merged(
     import torch
 
     from stovetop.engine.adapter_files import check_head, read_adapter
+    from stovetop.engine.loading import fingerprint
     from stovetop.engine.merge import stored_head, write_merged
-    from stovetop.engine.model import fingerprint
     from stovetop.engine.saved_states import describe
 
     state = describe(Path(checkpoint))

@@ -1,7 +1,8 @@
 # pyright: basic
-"""Where the decoder layers of a base model are: those of its text model, not of a vision tower beside it."""
+"""Where the decoder layers of a base model are: those of its text model, not of a vision tower beside it. And where in
+them experts are."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -21,3 +22,22 @@ def find_layers(trunk: PreTrainedModel) -> DecoderLayers | None:
         if id(module) in inside and isinstance(module, nn.ModuleList) and len(module) == count:
             return DecoderLayers(name, module)
     return None
+
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+
+
+def expert_counts(config: Any) -> set[int]:
+    values = [getattr(config, name, None) for name in EXPERT_COUNTS]
+    return {count for value in values for count in (value if isinstance(value, list) else [value]) if count}
+
+
+def are_experts(module: nn.Module, counts: set[int]) -> bool:
+    if isinstance(module, nn.ModuleList):
+        return len(module) in counts
+    return any(parameter.dim() == 3 and len(parameter) in counts for parameter in module.parameters(recurse=False))
+
+
+def has_experts(found: DecoderLayers, config: Any) -> bool:
+    counts = expert_counts(config)
+    return any(are_experts(module, counts) for layer in found.layers for module in layer.modules())

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stovetop.engine.arithmetic import Arithmetic, Frozen
-from stovetop.engine.decoder_layers import DecoderLayers
+from stovetop.engine.decoder_layers import DecoderLayers, are_experts, expert_counts
 from stovetop.engine.lora import Target
 from stovetop.engine.low_rank import adapted_linear
 from stovetop.engine.routing import Routing
@@ -33,19 +33,11 @@ def find_targets(found: DecoderLayers, config: Any, prefix: str) -> dict[str, nn
     them is not what `train_mlp` means."""
     targets = {}
     for index, layer in enumerate(found.layers):
-        left_alone = _routers(layer, _expert_counts(config))
+        left_alone = _routers(layer, expert_counts(config))
         for name, module in layer.named_modules():
             if isinstance(module, nn.Linear) and module not in left_alone:
                 targets[f"{prefix}{found.name}.{index}.{name}"] = module
     return targets
-
-
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-
-
-def _expert_counts(config: Any) -> set[int]:
-    values = [getattr(config, name, None) for name in EXPERT_COUNTS]
-    return {count for value in values for count in (value if isinstance(value, list) else [value]) if count}
 
 
 def _routers(layer: nn.Module, counts: set[int]) -> set[nn.Module]:
@@ -53,19 +45,13 @@ def _routers(layer: nn.Module, counts: set[int]) -> set[nn.Module]:
     with a single one, which is the gate of a shared expert."""
     routers: set[nn.Module] = set()
     for name, part in layer.named_modules():
-        experts = [module for module in part.modules() if _are_experts(module, counts)]
+        experts = [module for module in part.modules() if are_experts(module, counts)]
         if not name or not experts:
             continue
         inside = {inner for module in experts if isinstance(module, nn.ModuleList) for inner in module.modules()}
         linears = (module for module in part.modules() if isinstance(module, nn.Linear) and module not in inside)
         routers |= {module for module in linears if module.out_features in {1, *counts}}
     return routers
-
-
-def _are_experts(module: nn.Module, counts: set[int]) -> bool:
-    if isinstance(module, nn.ModuleList):
-        return len(module) in counts
-    return any(parameter.dim() == 3 and len(parameter) in counts for parameter in module.parameters(recurse=False))
 
 
 def untrainable_parts(found: DecoderLayers) -> dict[str, str]:

@@ -8,37 +8,38 @@ model that fails is refused by name: a silently wrong model is the worst outcome
 Shapes: `N` packed tokens, `E` hidden size, `V` vocabulary.
 """
 
-import hashlib
-import json
 import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from stovetop.client import Tokenizer
 from stovetop.engine import exactness, recompute
 from stovetop.engine.arithmetic import Arithmetic, Fast, Frozen, RowExact
-from stovetop.engine.attention import NAME, AttentionPlan, CurrentPlan, PackedAttention
+from stovetop.engine.attention import NAME, AttentionPlan, CurrentPlan
 from stovetop.engine.decoder_layers import DecoderLayers, find_layers
 from stovetop.engine.logprobs import Head
 from stovetop.engine.lora import Target
 from stovetop.engine.lora_linear import LoraLinear, untrainable_parts, wrap
-from stovetop.engine.packing import Pack, pack
+from stovetop.engine.packing import Pack
+from stovetop.engine.proving import (
+    check_full_model,
+    context_length,
+    probe_tokens,
+    prove,
+    refuse_not_finite,
+    refuse_other_mixers,
+    refuse_quantised,
+)
 from stovetop.engine.routing import Parts, Routing, low_ranks
-from stovetop.engine.sight import How
 from stovetop.engine.target_names import HEAD, input_of
 from stovetop.errors import InvalidRequest
-from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_model, load_gguf_tokenizer
 from stovetop.losses import ModelLimits
 
 log = logging.getLogger(__name__)
-
-NUM_PIECES, PIECE_BYTES = 256, 4096  # of a weight file, for its fingerprint
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -98,27 +99,6 @@ class BaseModel:
         return Head(self.weight_VE, self.bias_V, low, self.arithmetic, self.multiplier, self.softcap)
 
 
-def load_model(
-    folder: Path, name: str, *, device: str = "cpu", dtype: str = "float32", deterministic: bool | None = None
-) -> BaseModel:
-    """The model in `folder` (config.json, safetensors, tokenizer; or a GGUF file), refused by `name` if we would not
-    run it exactly."""
-    if dtype not in DTYPES:
-        raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}: {dtype!r}")
-    in_gguf = is_gguf(folder)
-    config = load_gguf_config(folder) if in_gguf else AutoConfig.from_pretrained(folder)
-    _refuse_other_mixers(name, config)  # before gigabytes are read
-    options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": "eager"}
-    if in_gguf:
-        model = load_gguf_model(folder, **options)
-        tokenizer = cast(Tokenizer, load_gguf_tokenizer(folder, model.config))
-    else:
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
-        tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer_config.json").exists() else None
-    mark = fingerprint(folder)
-    return adopt(model, name, fingerprint=mark, tokenizer=tokenizer, device=device, deterministic=deterministic)
-
-
 def adopt(
     model: PreTrainedModel,
     name: str,
@@ -134,20 +114,26 @@ def adopt(
     `deterministic` asks for the row-exact arithmetic: True refuses a model or machine on which it does not hold, None
     takes it where it holds, False leaves it.
     """
-    _refuse_other_mixers(name, model.config)
+    config = model.config.get_text_config()
+    refuse_other_mixers(name, model.config)
+    if model.get_output_embeddings() is None:
+        raise InvalidRequest(f"base model {name!r} has no output head, so it is no causal language model")
+    refuse_quantised(name, model)
+    refuse_not_finite(name, model)
     model.eval().requires_grad_(False)
     model.to(device)  # pyright: ignore[reportArgumentType]  a decorator of the library hides the signature
-    config = model.config.get_text_config()
-    probe = _probe_tokens(config.vocab_size, config.max_position_embeddings)
+    _report_context(name, config)
+    wanted = deterministic is not False
+    obstacle = exactness.obstacle(model, config, torch.device(device), model.dtype) if wanted else "not asked for"
+    prove(name, model, lambda copy, how: _taken_over(copy, name, "", None, how), row_exact=obstacle is None)
+    probe = probe_tokens(config.vocab_size, context_length(config))
     with torch.no_grad():
         expected = [model(torch.tensor([tokens], device=device), use_cache=False).logits[0] for tokens in probe]
     model.set_attn_implementation(NAME)
-    wanted = deterministic is not False
-    obstacle = exactness.obstacle(model, config, torch.device(device), expected[0].dtype) if wanted else "not asked for"
     if obstacle is None:
-        exactness.prepare(model, config.max_position_embeddings)
-    base = _prepacked(_wrapped(model, name, fingerprint, tokenizer, Fast() if obstacle else RowExact()))
-    base = replace(base, attends_plainly=all(how.is_plain for how in _checked_against_library(base, probe, expected)))
+        exactness.prepare(model, context_length(config))
+    base = _taken_over(model, name, fingerprint, tokenizer, Fast() if obstacle else RowExact())
+    base = replace(base, attends_plainly=all(how.is_plain for how in check_full_model(base, probe, expected)))
     obstacle = obstacle or exactness.obstacle_found(base)
     if obstacle and deterministic:
         raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")
@@ -158,13 +144,30 @@ def adopt(
     return base
 
 
+def _report_context(name: str, config) -> None:
+    longest = context_length(config)
+    if longest < config.max_position_embeddings:
+        log.warning(
+            "base model %r: the context is %d tokens, not %d: in a longer sequence its rotary embedding (longrope) "
+            "moves the tokens that are there already, so a sample's logprobs would not be those of the whole sequence",
+            name,
+            longest,
+            config.max_position_embeddings,
+        )
+
+
+def _taken_over(
+    model: PreTrainedModel, name: str, fingerprint: str, tokenizer: Tokenizer | None, arithmetic: Arithmetic
+) -> BaseModel:
+    return _prepacked(_wrapped(model, name, fingerprint, tokenizer, arithmetic))
+
+
 def _wrapped(
     model: PreTrainedModel, name: str, fingerprint: str, tokenizer: Tokenizer | None, arithmetic: Arithmetic
 ) -> BaseModel:
     config = model.config.get_text_config()
     trunk, head, routing = cast(PreTrainedModel, model.base_model), model.get_output_embeddings(), Routing()
-    if head is None:
-        raise InvalidRequest(f"base model {name!r} has no output head, so it is no causal language model")
+    assert head is not None, "checked when it is taken over"
     layers = find_layers(trunk)
     if layers is None:
         raise InvalidRequest(
@@ -174,7 +177,7 @@ def _wrapped(
     targets = wrap(trunk, layers, config, f"{model.base_model_prefix}.", routing, arithmetic)
     targets.append(Target(HEAD, "unembed", head.weight.shape[1], head.weight.shape[0]))
     return BaseModel(
-        limits=ModelLimits(name, head.weight.shape[0], config.max_position_embeddings),
+        limits=ModelLimits(name, head.weight.shape[0], context_length(config)),
         fingerprint=fingerprint,
         targets=targets,
         untrainable=untrainable_parts(layers),
@@ -208,27 +211,6 @@ def _with_arithmetic(base: BaseModel, arithmetic: Arithmetic) -> BaseModel:
     return replace(base, arithmetic=arithmetic)
 
 
-def fingerprint(model: Path) -> str:
-    """Tells models apart by content, cheaply: the config, and of every weight file its size and pieces from all over it
-    (a model that was trained further may differ in some layers only)."""
-    digest = hashlib.sha256()
-    files = [model]
-    if model.is_dir():
-        config = json.loads((model / "config.json").read_text())
-        for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
-            config.pop(key, None)
-        digest.update(json.dumps(config, sort_keys=True).encode())
-        files = sorted(model.glob("*.safetensors"))
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name if model.is_dir() else 'gguf'} {size}".encode())
-        with path.open("rb") as file:
-            for piece in range(NUM_PIECES):
-                file.seek(size * piece // NUM_PIECES)
-                digest.update(file.read(PIECE_BYTES))
-    return digest.hexdigest()[:16]
-
-
 def _stop_tokens(model: PreTrainedModel, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Ends of text by the model's generation config, and by its tokenizer."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
@@ -240,74 +222,3 @@ def _stop_tokens(model: PreTrainedModel, tokenizer: Tokenizer | None) -> frozens
 def _multiplier(config) -> float:
     """What the library multiplies the head's outputs by (Cohere), or divides them by (Granite)."""
     return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-
-
-# ---- refusals --------------------------------------------------------------------------------------------------------
-
-
-def _refuse_other_mixers(name: str, config) -> None:
-    """Layers that are no attention keep a state that we neither pack nor cache."""
-    config = config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or [])
-    other = sorted(kinds - {"full_attention", "sliding_attention"})
-    if getattr(config, "max_position_embeddings", None) is None:
-        other = other or [config.model_type]
-    if other:
-        raise InvalidRequest(
-            f"base model {name!r} has layers that are no softmax attention ({', '.join(other)}); "
-            "choose a model whose layers all are"
-        )
-
-
-def _probe_tokens(vocab_size: int, context_length: int) -> list[list[int]]:
-    """Two short sequences of different length, so that a mistake in packing would show."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = [min(24, context_length), min(15, context_length)]
-    return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
-
-
-class _Counting:
-    """A plan that notes which layers attend through it, and how."""
-
-    def __init__(self, plan: AttentionPlan) -> None:
-        self.plan = plan
-        self.layers: list[int] = []
-        self.hows: list[How] = []
-
-    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        self.layers.append(layer)
-        self.hows.append(how)
-        return self.plan.attend(layer, query_HND, key_GND, value_GND, how)
-
-
-@torch.no_grad()
-def _checked_against_library(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> list[How]:
-    """How its layers attend; raises if the model does not compute what the library computes."""
-    packed = pack(probe)
-    plan = _Counting(PackedAttention(packed, base.arithmetic, base.device))
-    name = base.limits.name
-    try:
-        hidden_NE = base.hidden_states(packed, plan, [])
-    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
-        raise InvalidRequest(f"base model {name!r} does not run with packed attention: {error}") from error
-    if sorted(plan.layers) != list(range(base.num_layers)):
-        raise InvalidRequest(
-            f"base model {name!r} has {base.num_layers} layers, of which {len(set(plan.layers))} attend through our "
-            "function; the others would be silently wrong, so this model is refused"
-        )
-    for index, logits_TV in enumerate(expected):
-        ours_TV = base.head([]).logits(hidden_NE[packed.rows_of(index)])
-        error = (ours_TV - logits_TV.float()).abs().max().item()
-        allowed = _tolerance(logits_TV)
-        if not error <= allowed:
-            raise InvalidRequest(
-                f"base model {name!r}: our logits differ from the library's by {error:.3g} (allowed {allowed:.3g}); it "
-                "has something our attention or head does not honour, so this model is refused"
-            )
-    return plan.hows
-
-
-def _tolerance(logits_TV: Tensor) -> float:
-    """Rounding that many layers may gather: relative to the spread of the logits, by the precision of the dtype."""
-    spread = logits_TV.float().std().item() + 1e-6
-    return spread * {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}[logits_TV.dtype]

@@ -1,0 +1,268 @@
+# pyright: basic
+"""Whether we run a model exactly, proven when it is loaded: our ways of computing logprobs against the library's own
+eager path, each sequence alone.
+
+    prove             the rules (masks, windows, rotary positions, soft caps, sinks, head): on a small copy of the
+                      config (`cutting.py`) in float32, several lengths in one pass, packed and from a cache
+    check_full_model  the weights in their places: the model itself, in its own dtype, on two short sequences
+
+A model that fails is refused by name: a silently wrong model is the worst outcome of all.
+
+Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from stovetop.engine import exactness
+from stovetop.engine.arithmetic import Arithmetic, Fast, RowExact
+from stovetop.engine.attention import NAME, AttentionPlan, PackedAttention
+from stovetop.engine.cutting import LONGEST, NUM_SPECIAL, Uncuttable, cut_config
+from stovetop.engine.decoder_layers import has_experts
+from stovetop.engine.packing import pack
+from stovetop.engine.sight import How
+from stovetop.engine.ways import decoded_logprobs, packed_logprobs
+from stovetop.errors import InvalidRequest, listed
+
+if TYPE_CHECKING:  # the model is proven while it is made
+    from stovetop.engine.model import BaseModel
+
+SHORTEST = 5
+GAIN = 1.5  # of random projections: scores then spread so much that a wrong mask changes every logit
+SEEDS = (0, 1, 2)  # tried in turn: with some weights two experts are as good as tied, and rounding decides
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}  # of the spread of the logits
+
+Wrap = Callable[[PreTrainedModel, Arithmetic], "BaseModel"]
+
+
+def refuse_other_mixers(name: str, config: Any) -> None:
+    """Layers that are no attention keep a state that we neither pack nor cache."""
+    config = config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or [])
+    other = sorted(kinds - {"full_attention", "sliding_attention"})
+    if getattr(config, "max_position_embeddings", None) is None:
+        other = other or [config.model_type]
+    if other:
+        raise InvalidRequest(
+            f"base model {name!r} has layers that are no softmax attention ({', '.join(other)}); "
+            "choose a model whose layers all are"
+        )
+
+
+def refuse_not_finite(name: str, model: PreTrainedModel) -> None:
+    bad = [key for key, tensor in model.named_parameters() if not _is_finite(tensor)]
+    if bad:
+        raise InvalidRequest(
+            f"base model {name!r} has NaN or infinity in {listed(bad)}; its files are damaged, or it diverged before "
+            "it was saved: fetch it again"
+        )
+
+
+def refuse_quantised(name: str, model: PreTrainedModel) -> None:
+    """Weights that are packed numbers and scales: no adapter stands beside them, and no product of ours reads them."""
+    packed = [key for key, tensor in model.named_parameters() if tensor.dtype not in (*TOLERANCE, torch.float16)]
+    method = getattr(model, "quantization_method", None)
+    if packed or method is not None:
+        raise InvalidRequest(
+            f"base model {name!r} is stored quantised ({method or listed(packed)}), which adapters cannot be trained "
+            "beside here; choose the model in bfloat16 or float32"
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass without a copy; a sum that overflows is looked at again."""
+    with torch.no_grad():
+        return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
+
+
+# ---- the rules, on a small copy --------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def prove(name: str, model: PreTrainedModel, wrap: Wrap, *, row_exact: bool) -> None:
+    """Raises unless a small copy of `model` gives what the library gives."""
+    try:
+        config = cut_config(model)
+    except Uncuttable as error:
+        raise InvalidRequest(
+            f"base model {name!r} cannot be checked, so it is refused: no small copy of its config works ({error})"
+        ) from error
+    failures = []
+    for seed in SEEDS:
+        failure = _failure(type(model), config, wrap, seed, row_exact)
+        if failure is None:
+            return
+        failures.append(failure)
+    raise InvalidRequest(f"base model {name!r}: {failures[0]}; so this model is refused")
+
+
+def _failure(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, seed: int, row_exact: bool) -> str | None:
+    """What goes wrong with weights of this seed."""
+    small = _random_model(model_class, config, seed)
+    text = config.get_text_config()
+    sequences = _sequences(text.vocab_size - NUM_SPECIAL, min(LONGEST, context_length(text)), seed)
+    expected = [
+        small(torch.tensor([sequence]), use_cache=False).logits[0].float().log_softmax(-1) for sequence in sequences
+    ]
+    if not all(torch.isfinite(logprobs_TV).all() for logprobs_TV in expected):
+        return "random weights give logits that are not finite"
+    small.set_attn_implementation(NAME)
+    if row_exact:
+        exactness.prepare(small, context_length(text))
+    try:
+        base = wrap(small, RowExact() if row_exact else Fast())
+        seen = _Counting(PackedAttention(pack(sequences), base.arithmetic, base.device))
+        base.hidden_states(pack(sequences), seen, [])
+        obstacle = _not_once(seen.layers, base.num_layers)
+        if obstacle is not None:
+            return obstacle
+        found = {"packed": packed_logprobs(base, sequences, [])}
+        found["packed with a shared prefix"] = packed_logprobs(base, sequences, [], share=True)
+        found["decoded from a cache"] = decoded_logprobs(base, base.num_layers, sequences, [], False)
+    except (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError) as error:
+        return f"it does not run with packed attention ({type(error).__name__}: {error})"
+    return _difference(found, expected, seen.hows, text)
+
+
+def _difference(found: dict[str, list[Tensor]], expected: list[Tensor], hows: list[How], config: Any) -> str | None:
+    allowed = TOLERANCE[torch.float32] * max(logprobs_TV.std().item() for logprobs_TV in expected)
+    for way, results in found.items():
+        errors = [
+            (ours_TV - theirs_TV[-len(ours_TV) :]).abs().max().item()
+            for ours_TV, theirs_TV in zip(results, expected, strict=True)
+        ]
+        if not max(errors) <= allowed:
+            lengths = ", ".join(str(len(logprobs_TV)) for logprobs_TV in expected)
+            return (
+                f"on a small copy of its config, logprobs of sequences of {lengths} tokens, {way}, differ from the "
+                f"library's by {max(errors):.3g} (allowed {allowed:.3g}): {_suspicion(hows, config)}"
+            )
+    return None
+
+
+def _suspicion(hows: list[How], config: Any) -> str:
+    windows = [key for key, value in vars(config).items() if "window" in key and isinstance(value, int) and value > 1]
+    if windows and not any(how.window for how in hows):
+        return (
+            f"its attention layers do not pass on {listed(windows)}, which the library puts into a mask that we do not "
+            "use; choose a version of the model without a window"
+        )
+    return "it asks for something that our attention or head does not honour"
+
+
+def _random_model(model_class: type[PreTrainedModel], config: Any, seed: int) -> PreTrainedModel:
+    """With weights that let every rule show: the library's own are so small that each token sees all others alike."""
+    model = model_class(copy.deepcopy(config)).eval().requires_grad_(False)  # it keeps its config, and changes it
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {id(model.get_input_embeddings().weight)}
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() < 2:
+            parameter.add_(noise * 0.2)  # around what the library puts there: 0 or 1
+        else:
+            fan_in = max(parameter.shape[-2:]) if parameter.dim() > 2 else parameter.shape[-1]
+            parameter.copy_(noise * (0.5 if id(parameter) in embeddings else GAIN / fan_in**0.5))
+    return model
+
+
+def _sequences(vocabulary: int, longest: int, seed: int) -> list[list[int]]:
+    """A long one, one that goes on from its first half, and a short one."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[int] = torch.randint(0, vocabulary, (2 * longest,), generator=generator).tolist()
+    long, other = drawn[:longest], drawn[longest:]
+    return [long, [*long[: longest // 2], *other[: longest // 4]], other[:SHORTEST]]
+
+
+def context_length(config: Any) -> int:
+    """The longest sequence whose tokens all are where the library would have them, whatever else is in the pass. What a
+    text model was trained on, but for rotary embeddings that change all positions of a sequence once it is longer than
+    some number of tokens: up to that number nothing depends on a sequence's length."""
+    longest = config.max_position_embeddings
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *(own for own in given.values() if isinstance(own, dict))):
+        if rope.get("rope_type") == "longrope":
+            first = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            longest = min(longest, first)
+    return longest
+
+
+# ---- the model itself ------------------------------------------------------------------------------------------------
+
+
+def probe_tokens(vocab_size: int, context_length: int) -> list[list[int]]:
+    """Two short sequences of different length, so that a mistake in packing would show."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [min(24, context_length), min(15, context_length)]
+    return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+class _Counting:
+    """A plan that notes which layers attend through it, and how."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        self.layers: list[int] = []
+        self.hows: list[How] = []
+
+    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
+        self.layers.append(layer)
+        self.hows.append(how)
+        return self.plan.attend(layer, query_HND, key_GND, value_GND, how)
+
+
+def _not_once(layers: list[int], num_layers: int) -> str | None:
+    """Why these calls of attention are not one for each layer."""
+    if len(set(layers)) < len(layers):
+        return f"attention runs {len(layers)} times in its {num_layers} layers; we can honour one run a layer"
+    if sorted(layers) != list(range(num_layers)):
+        return (
+            f"of its {num_layers} layers {len(layers)} attend through our function; the others have an attention of "
+            "their own, which knows nothing of packs and caches"
+        )
+    return None
+
+
+@torch.no_grad()
+def check_full_model(base: "BaseModel", probe: list[list[int]], expected: list[Tensor]) -> list[How]:
+    """How its layers attend; raises if the model does not compute what the library computes."""
+    packed = pack(probe)
+    plan = _Counting(PackedAttention(packed, base.arithmetic, base.device))
+    name = base.limits.name
+    try:
+        hidden_NE = base.hidden_states(packed, plan, [])
+    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
+        raise InvalidRequest(f"base model {name!r} does not run with packed attention: {error}") from error
+    obstacle = _not_once(plan.layers, base.num_layers)
+    if obstacle is not None:
+        raise InvalidRequest(f"base model {name!r}: {obstacle}; so this model is refused")
+    rough = has_experts(base.layers, base.config)
+    for index, logits_TV in enumerate(expected):
+        ours_TV = base.head([]).logits(hidden_NE[packed.rows_of(index)])
+        error, allowed = _error(ours_TV, logits_TV, rough), _tolerance(logits_TV)
+        if not error <= allowed:
+            raise InvalidRequest(
+                f"base model {name!r}: our logits differ from the library's by {error:.3g} (allowed {allowed:.3g}); it "
+                "has something our attention or head does not honour, so this model is refused"
+            )
+    return plan.hows
+
+
+def _error(ours_TV: Tensor, theirs_TV: Tensor, has_experts: bool) -> float:
+    """The largest difference. With experts the median over tokens of the root mean square: where two experts are as
+    good as tied, rounding decides which of them a token goes to, and its logits are others but not wrong. A wrong rule
+    changes most tokens."""
+    difference_TV = ours_TV - theirs_TV.float()
+    if has_experts:
+        return difference_TV.square().mean(-1).sqrt().median().item()
+    return difference_TV.abs().max().item()
+
+
+def _tolerance(logits_TV: Tensor) -> float:
+    """Rounding that many layers may gather: relative to the spread of the logits, by the precision of the dtype."""
+    return (logits_TV.float().std().item() + 1e-6) * TOLERANCE[logits_TV.dtype]
