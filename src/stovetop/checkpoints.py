@@ -47,6 +47,7 @@ class CheckpointRecord:
     extras: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
 
     def to_dict(self) -> dict[str, Scalar]:
+        """As a row of checkpoints.jsonl: what is None is left out, `extras` lie beside the rest."""
         own = {
             "name": self.name,
             "batch": self.batch,
@@ -59,6 +60,7 @@ class CheckpointRecord:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """From a row. Keys that are not of a checkpoint are `extras`; a value of the wrong kind is refused."""
         for key, kind in _OWN_KEYS.items():
             if key in row and type(row[key]) is not kind:
                 raise InvalidRequest(f"{key!r} of a checkpoint must be {kind.__name__}: {row[key]!r}")
@@ -68,9 +70,11 @@ class CheckpointRecord:
         return cls(**own, extras={key: value for key, value in row.items() if key not in _OWN_KEYS})
 
     def has(self, key: str) -> bool:
+        """Whether the row has this key, one of `extras` too."""
         return key in self.to_dict()
 
     def get(self, key: str) -> Scalar | None:
+        """The row's value of this key, None without it."""
         return self.to_dict().get(key)
 
 

@@ -50,22 +50,44 @@ class Tokenizer(Protocol):
     """What the package asks of a tokenizer: the part of the transformers interface that it uses."""
 
     @property
-    def eos_token_id(self) -> int | None: ...
+    def eos_token_id(self) -> int | None:
+        """The end-of-text token: a sampled sequence may end with it whatever `stop` says. None if there is none."""
+        ...
+
     @property
-    def bos_token_id(self) -> int | None: ...
+    def bos_token_id(self) -> int | None:
+        """The token that a text begins with, where the family has one."""
+        ...
+
     @property
-    def chat_template(self) -> str | dict[str, str] | None: ...
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The Jinja template of a chat; several by name; None if the model has none."""
+        ...
+
     def __len__(self) -> int: ...
     def get_added_vocab(self) -> dict[str, int]:
         """The tokens that are matched as whole strings, before any others: control tokens are among them."""
         ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
-    def convert_tokens_to_ids(self, tokens: str) -> int: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Names of control tokens in it become these tokens: text that is not trusted goes through
+        `tokenizer.SafeEncoder`."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Tokens of an unfinished character become U+FFFD."""
+        ...
+
+    def convert_tokens_to_ids(self, tokens: str) -> int:
+        """The id of one token by its own name, such as <|im_end|>."""
+        ...
+
     def apply_chat_template(
         self, conversation: Sequence[Any], *, tokenize: bool, add_generation_prompt: bool = False, **template: Any
-    ) -> Any: ...
+    ) -> Any:
+        """A chat as the template writes it: text, or token ids with `tokenize`. Further arguments go to the
+        template."""
+        ...
 
 
 @runtime_checkable
@@ -101,8 +123,13 @@ class SamplingClient(Protocol):
         `prompt_logprobs_last_n`, only so many at the end have one."""
         ...
 
-    def get_tokenizer(self) -> Tokenizer: ...
-    def get_base_model(self) -> str: ...
+    def get_tokenizer(self) -> Tokenizer:
+        """That of the base model."""
+        ...
+
+    def get_base_model(self) -> str:
+        """The name of the base model, as the client was made with it."""
+        ...
 
 
 @runtime_checkable
@@ -117,13 +144,19 @@ class TrainingClient(Protocol):
     def forward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Loss and logprobs; leaves no gradient."""
+        """What `forward_backward` returns, without a gradient: the weights are measured as they are."""
         ...
 
     def forward_backward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Adds the gradient of the summed loss to what earlier calls left since the last `optim_step`."""
+        """Adds the gradient of the loss, summed over the tokens of all data, to what earlier calls left since the last
+        `optim_step`. `losses.py` has the table of losses: formulas, sources, which inputs each datum needs, options.
+
+        `loss_fn_outputs` has one dict for each datum, in order: `logprobs`, float32, shaped like its target_tokens,
+        (N,) or (N, K), at temperature 1 unless `loss_fn_config` has another. `metrics["loss:sum"]` is the loss.
+        A datum that lacks an input, or has one of the wrong shape, is refused by the call.
+        """
         ...
 
     def forward_backward_custom(
@@ -140,8 +173,12 @@ class TrainingClient(Protocol):
     def optim_step(
         self, optim_params: AdamParams | None = None, *, adam_params: AdamParams | None = None
     ) -> APIFuture[OptimStepResponse]:
-        """One AdamW step on the gradients gathered so far, which are then dropped. `adam_params` is an older name of
-        `optim_params`: one of the two is needed."""
+        """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101) on the gradients gathered so far, which are then
+        dropped. `adam_params` is an older name of `optim_params`: one of the two is needed.
+
+        Metrics: `grad_norm`, before it is clipped, and `update_norm`, both over all trained matrices together;
+        `skipped_nonfinite`, 1 where a number was not finite, so that nothing was changed, else 0.
+        """
         ...
 
     def save_state(
@@ -160,11 +197,17 @@ class TrainingClient(Protocol):
 
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
-    ) -> APIFuture[LoadWeightsResponse]: ...
+    ) -> APIFuture[LoadWeightsResponse]:
+        """Weights and optimizer as they were saved. Gradients that no `optim_step` has used yet are dropped. A state of
+        another rank, other matrices or another base model is refused."""
+        ...
 
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None, user_metadata: UserMetadata | None = None
-    ) -> APIFuture[SaveWeightsForSamplerResponse]: ...
+    ) -> APIFuture[SaveWeightsForSamplerResponse]:
+        """Weights alone, as of this call: to sample from, or to export. The path that comes back is absolute.
+        There is no optimizer in it: `load_state` takes it, `load_state_with_optimizer` does not."""
+        ...
 
     def save_weights_and_get_sampling_client(
         self,
@@ -178,9 +221,18 @@ class TrainingClient(Protocol):
 
     def create_sampling_client(
         self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
-    ) -> ClientFuture[SamplingClient]: ...
-    def get_info(self) -> GetInfoResponse: ...
-    def get_tokenizer(self) -> Tokenizer: ...
+    ) -> ClientFuture[SamplingClient]:
+        """From weights that were saved before (`save_weights_for_sampler`, `save_state`), not those in training: see
+        `save_weights_and_get_sampling_client`."""
+        ...
+
+    def get_info(self) -> GetInfoResponse:
+        """The base model, the rank, the optimizer and the metadata, as the client was made with them."""
+        ...
+
+    def get_tokenizer(self) -> Tokenizer:
+        """That of the base model."""
+        ...
 
 
 class ServiceClient:
@@ -273,7 +325,10 @@ class ServiceClient:
         """What was saved: by this service, and where it saves."""
         ...
 
-    def get_server_capabilities(self) -> GetServerCapabilitiesResponse: ...
+    def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
+        """The models that clients can be made of, with their longest contexts in tokens."""
+        ...
+
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
         """Finishes what was accepted, then lets the models go. `with` calls it; a block that is left by an exception
         drops what has not begun instead."""
@@ -336,7 +391,9 @@ class RestClient:
         """The same by path. Outside of where the service saves, nothing is deleted."""
         ...
 
-    def get_server_capabilities(self) -> APIFuture[GetServerCapabilitiesResponse]: ...
+    def get_server_capabilities(self) -> APIFuture[GetServerCapabilitiesResponse]:
+        """As of `ServiceClient`."""
+        ...
 
     if not TYPE_CHECKING:  # where a checker should find only what there is
 

@@ -317,6 +317,8 @@ def _last_step(path: Path) -> int:
 
 
 class Series(NamedTuple):
+    """One metric over the steps that have it: two lists of the same length."""
+
     steps: list[int]
     values: list[float]
 

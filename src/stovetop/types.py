@@ -76,6 +76,7 @@ class EncodedTextChunk(Value):
 
     @property
     def length(self) -> int:
+        """Positions in the context: one for each token."""
         return len(self.tokens)
 
     def first(self, num_tokens: int) -> "EncodedTextChunk":
@@ -83,6 +84,7 @@ class EncodedTextChunk(Value):
         return EncodedTextChunk._of_checked(self.tokens[:num_tokens])
 
     def followed_by(self, tokens: Iterable[int]) -> "EncodedTextChunk":
+        """A new chunk with these tokens behind its own."""
         return EncodedTextChunk._of_checked(self.tokens + _token_ids(tokens))
 
     @classmethod
@@ -104,6 +106,7 @@ class ImageChunk(Value):
 
     @property
     def length(self) -> int:
+        """Positions in the context. Refused while `expected_tokens` is None."""
         if self.expected_tokens is None:
             raise InvalidRequest("an ImageChunk has a length only when expected_tokens is set: expected_tokens=None")
         return self.expected_tokens
@@ -123,10 +126,12 @@ class ModelInput(Value):
 
     @classmethod
     def empty(cls) -> Self:
+        """No chunks: what an environment shows after its last step."""
         return cls(())
 
     @classmethod
     def from_ints(cls, tokens: Iterable[int]) -> Self:
+        """One chunk of these token ids; of none, no chunk."""
         chunk = EncodedTextChunk(tokens)
         return cls((chunk,) if chunk.tokens else ())
 
@@ -145,6 +150,7 @@ class ModelInput(Value):
         return sum([chunk.length for chunk in self.chunks])
 
     def append(self, chunk: ModelInputChunk) -> "ModelInput":
+        """A new input with this chunk behind its own."""
         return ModelInput((*self.chunks, chunk))
 
     def append_int(self, token: int) -> "ModelInput":
@@ -200,15 +206,18 @@ class TensorData:
 
     @classmethod
     def from_torch(cls, tensor: "torch.Tensor") -> Self:
+        """A copy on the CPU, without gradient. Integers become int64, floats float32."""
         tensor = tensor.detach().cpu()
         return cls.from_numpy((tensor.float() if tensor.is_floating_point() else tensor).numpy())
 
     @property
     def dtype(self) -> TensorDtype:
+        """ "int64" or "float32"."""
         return "int64" if self.array.dtype == np.int64 else "float32"
 
     @property
     def shape(self) -> list[int]:
+        """One number for each axis; [] of a scalar."""
         return list(self.array.shape)
 
     @property
@@ -217,12 +226,15 @@ class TensorData:
         return self.array.ravel().tolist()
 
     def tolist(self) -> list[float]:
+        """The values in nested lists of this shape."""
         return self.array.tolist()
 
     def to_numpy(self) -> npt.NDArray[np.generic]:
+        """The array itself, which is read-only."""
         return self.array
 
     def to_torch(self) -> "torch.Tensor":
+        """A new tensor, which may be written to."""
         import torch
 
         return torch.tensor(self.array)
@@ -484,16 +496,22 @@ class SampleResponse:
 
 @dataclass(frozen=True, slots=True)
 class SaveWeightsResponse(Value):
+    """Where `save_state` has written: an absolute path, to be loaded or resumed from."""
+
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class SaveWeightsForSamplerResponse(Value):
+    """Where `save_weights_for_sampler` has written: an absolute path, to be sampled from."""
+
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWeightsResponse(Value):
+    """What was loaded, as it was named."""
+
     path: str
 
 
@@ -508,6 +526,8 @@ class ModelData(Value):
 
 @dataclass(frozen=True, slots=True)
 class GetInfoResponse(Value):
+    """What a training client was made with."""
+
     model_data: ModelData
     model_id: ModelID
     is_lora: bool = True
@@ -519,6 +539,8 @@ class GetInfoResponse(Value):
 
 @dataclass(frozen=True, slots=True)
 class SupportedModel(Value):
+    """A base model, its longest context in tokens, and what it can be used for."""
+
     model_name: str | None = None
     max_context_length: int | None = None
     trainable: bool | None = None
@@ -527,4 +549,6 @@ class SupportedModel(Value):
 
 @dataclass(frozen=True, slots=True)
 class GetServerCapabilitiesResponse(Value):
+    """What a service offers."""
+
     supported_models: list[SupportedModel]

@@ -33,6 +33,8 @@ def log_softmax(logits_NV: npt.NDArray[np.floating], temperature: float = 1.0) -
 
 
 class LossAndSlope(NamedTuple):
+    """The loss of one datum, and its slope in the logprob of each target, (N,) or (N, K)."""
+
     loss: float
     slope: Floats  # of the loss in each log-probability
 
@@ -72,11 +74,15 @@ def _clipped(ratio: Floats, advantages: Floats, low: float, high: float) -> Loss
 
 
 class Scored(NamedTuple):
+    """What a table says of a datum: the logprobs of its targets, (N,) or (N, K), and of the whole vocabulary, (N,
+    V)."""
+
     logprobs: Floats  # of the targets
     logprobs_NV: Floats
 
 
 def score(table_VV: Table, datum: Datum, temperature: float = 1.0) -> Scored:
+    """The logprobs of a datum's targets under a table of logits (V, V)."""
     targets = datum.loss_fn_inputs["target_tokens"].array.astype(np.int64)
     logprobs_NV = log_softmax(table_VV[datum.model_input.to_ints()], temperature)
     chosen_NK = np.take_along_axis(logprobs_NV, targets.reshape(len(targets), -1), axis=1)
@@ -109,6 +115,8 @@ class Moments:
 
 
 class Stepped(NamedTuple):
+    """The adapter and the optimizer after a step, and the step's metrics."""
+
     delta_VV: Table
     moments: Moments
     metrics: dict[str, float]

@@ -33,6 +33,7 @@ class ByteTokenizer:
         return 256 + len(SPECIAL_TOKENS)
 
     def get_added_vocab(self) -> dict[str, int]:
+        """The control tokens by name."""
         return dict(SPECIAL_TOKENS)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:

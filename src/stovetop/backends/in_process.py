@@ -365,6 +365,8 @@ class InProcessServiceClient(ServiceClient):
         labels: RunLabels,
         record: bool = False,
     ) -> Self:
+        """A service over one engine for each base model that is asked for; `open_engine` makes them when they are first
+        needed."""
         service = object.__new__(cls)
         service._open_engine = open_engine
         service._storage = storage.expanduser().resolve()

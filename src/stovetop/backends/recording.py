@@ -167,6 +167,8 @@ class RecordingEngine:
         self._submitted = 0
 
     def submit(self, op: ops.Op) -> ops.Ticket:
+        """Queues an op and records it as a call. It is done when its latency has passed and those before it are
+        done."""
         self._submitted += 1
         verb = verb_of(op)
         self._count[verb] += 1
@@ -199,6 +201,7 @@ class RecordingEngine:
         return not self._queue
 
     def get_tokenizer(self) -> ByteTokenizer:
+        """The byte tokenizer, whatever the model's name."""
         return self._tokenizer
 
     def _due_s(self, op: ops.Op, verb: Verb) -> float:

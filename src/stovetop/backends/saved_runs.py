@@ -46,6 +46,7 @@ class RunLabels:
     project_id: str | None = None
 
     def with_metadata(self, more: UserMetadata | None) -> "RunLabels":
+        """The same labels with further metadata, which wins over the metadata of the same key."""
         return RunLabels({**self.user_metadata, **(more or {})}, self.display_name, self.project_id)
 
 
@@ -91,6 +92,7 @@ class SavedRuns(RestClient):
     def over(
         cls, storage: Path, live: Mapping[str, LiveRun], capabilities: Callable[[], GetServerCapabilitiesResponse]
     ) -> Self:
+        """Of what lies under `storage`, and of the training clients in `live`."""
         runs = object.__new__(cls)
         runs._storage = storage / "checkpoints"
         runs._live = live

@@ -74,6 +74,7 @@ _FACTORIES: dict[str, RendererFactory] = {
 
 
 def supported_renderers() -> list[str]:
+    """The names that `get_renderer` knows, in alphabetical order."""
     return sorted(_FACTORIES)
 
 

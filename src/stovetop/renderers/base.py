@@ -52,10 +52,12 @@ class ParseTermination(StrEnum):
 
     @property
     def is_clean(self) -> bool:
+        """Whether the turn was ended, in either way. What is graded as an answer should be."""
         return self is not ParseTermination.MALFORMED
 
     @property
     def is_stop_sequence(self) -> bool:
+        """Whether the turn ended as the family ends one, so that the chat can go on behind it."""
         return self is ParseTermination.STOP_SEQUENCE
 
     def __bool__(self) -> bool:
@@ -73,7 +75,9 @@ class Renderer(Protocol):
     """The language of one model family. Renderers pickle: see `remake`."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """That of the model whose language this is."""
+        ...
 
     @property
     def supports_streaming(self) -> bool:
@@ -90,7 +94,10 @@ class Renderer(Protocol):
         """Whether each prompt of a chat begins with the tokens of the one before it and of the answer to that."""
         ...
 
-    def get_stop_sequences(self) -> list[str] | list[int]: ...
+    def get_stop_sequences(self) -> list[str] | list[int]:
+        """What ends a turn: token ids, or strings where the family has no token for it. It goes to
+        `SamplingParams.stop`."""
+        ...
 
     def build_generation_prompt(
         self, messages: Sequence[Message], role: Role = "assistant", prefill: str | None = None
@@ -303,6 +310,7 @@ RenderMessage = Callable[[Message, RenderContext], RenderedMessage]
 
 
 def render_messages(render: RenderMessage, messages: Sequence[Message]) -> list[RenderedMessage]:
+    """Each message by `render`, which is told where in the chat it stands."""
     last_user_index = _last_user_index(messages)
     return [
         render(
@@ -364,6 +372,7 @@ def supervised_example(
 
 
 def assistant_message(content: str) -> Message:
+    """A message of the assistant with this text."""
     return Message(role="assistant", content=content)
 
 

@@ -31,7 +31,9 @@ class ImageProcessor(Protocol):
         """So many patches by so many become one token."""
         ...
 
-    def get_number_of_image_patches(self, height: int, width: int, images_kwargs: dict[str, object]) -> int: ...
+    def get_number_of_image_patches(self, height: int, width: int, images_kwargs: dict[str, object]) -> int:
+        """Of an image of this size in pixels, once it is resized as the model wants it."""
+        ...
 
 
 def get_image_processor(name: str) -> ImageProcessor:

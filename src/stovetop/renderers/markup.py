@@ -47,6 +47,7 @@ class Markup:
 
     @property
     def tags(self) -> tuple[str, ...]:
+        """All tags of the family: those of thinking and of calls."""
         return (THINK, END_THINK) + (() if self.calls is None else (self.calls.opening, self.calls.closing))
 
 
@@ -173,6 +174,7 @@ class AnswerReader:
         self._held = ""
 
     def message(self) -> Message:
+        """What was read so far. Content is a string, or parts where there is thinking or a tag in the text."""
         parts: list[ContentPart] = []
         if self._thinking:
             parts.append(ThinkingPart(type="thinking", thinking=self._thinking))
@@ -310,5 +312,6 @@ def written_calls(message: Message, encoder: SafeEncoder, call_format: ToolCallF
 
 
 def protected_call(call: ToolCall, encoder: SafeEncoder) -> ToolCall:
+    """The call with its texts as `SafeEncoder.protect` leaves them, so that no control token comes out of them."""
     name, arguments = encoder.protect(call.function.name), encoder.protect(call.function.arguments)
     return ToolCall(FunctionCall(name, arguments), None if call.id is None else encoder.protect(call.id))

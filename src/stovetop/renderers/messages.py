@@ -16,6 +16,8 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 
 class TextPart(TypedDict):
+    """What is said."""
+
     type: Literal["text"]
     text: str
 
@@ -28,6 +30,8 @@ class ThinkingPart(TypedDict):
 
 
 class ImagePart(TypedDict):
+    """What is seen."""
+
     type: Literal["image"]
     image: str  # a data: URI or the path of a file; `images.image_part` makes one
 

@@ -25,6 +25,8 @@ class StreamingTextDelta:
 
 @dataclass(frozen=True, slots=True)
 class StreamingThinkingDelta:
+    """More thinking. `content_index` counts the parts of the message: it grows where their kind changes."""
+
     thinking: str
     content_index: int
 
@@ -51,6 +53,7 @@ class Utf8TokenDecoder:
         self._pending: list[int] = []
 
     def feed(self, token: int) -> str:
+        """The text that a token completes: nothing while a character is unfinished, for at most eight tokens."""
         self._pending.append(token)
         text = self._tokenizer.decode(self._pending)
         if text.endswith("\ufffd") and len(self._pending) < _MAX_PENDING:

@@ -46,7 +46,10 @@ class ToolCallFormat(Protocol):
         """The calls as they follow the text of a message, if it `has_text`."""
         ...
 
-    def decode(self, text: str) -> DecodedCalls: ...
+    def decode(self, text: str) -> DecodedCalls:
+        """The calls in a text, and the text without them. What is no call, or is cut off, is an UnparsedToolCall with
+        the reason."""
+        ...
 
 
 # ---- what all shapes share -----------------------------------------------------------------------------------------
@@ -76,6 +79,8 @@ def blocks_decoded(call_format: ToolCallFormat, text: str, decode_block: "Decode
 
 
 class DecodeBlock(Protocol):
+    """How a family reads what is between its tags."""
+
     def __call__(self, inside: str, raw_text: str) -> Sequence[ToolCall | UnparsedToolCall]:
         """The calls of one block, given what it holds and, for the record, all of it."""
         ...
@@ -171,6 +176,7 @@ class Sections:
 
     @property
     def tags(self) -> tuple[str, ...]:
+        """All tags of a section, in the order they are written."""
         return (self.opening, self.begin_call, self.begin_arguments, self.end_call, self.closing)
 
     def encode(self, calls: Sequence[ToolCall], has_text: bool) -> str:

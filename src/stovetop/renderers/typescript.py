@@ -17,6 +17,7 @@ _INDENT_OF_DEFAULT = 20 * " "
 
 
 def declare_functions(tools: Sequence[ToolSpec]) -> str:
+    """Tools as a TypeScript namespace, which is how gpt-oss is told of them."""
     declared = "".join(
         f"// {tool.description}\ntype {tool.name} = {_signature(tool.parameters)} => any;\n\n" for tool in tools
     )
