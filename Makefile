@@ -25,4 +25,5 @@ test: .venv/installed-test
 .venv/installed-%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[$(EXTRAS)]'
+	$(if $(findstring dev,$(EXTRAS)),.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) --no-deps tinker-cookbook)
 	touch $@

@@ -10,6 +10,7 @@ from stovetop.errors import MissingExtra
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 NEXT_STEP = "to install it: pip install -e '.[dev]'"
+COOKBOOK = "tinker_cookbook"  # in no extra: make .venv/installed-test installs it, without its dependencies
 
 
 def _modules(requirements: list[str]) -> set[str]:
@@ -19,7 +20,7 @@ def _modules(requirements: list[str]) -> set[str]:
 
 
 CORE = _modules(PROJECT["dependencies"])
-OPTIONAL = {"pyarrow"}.union(*map(_modules, PROJECT["optional-dependencies"].values())) - CORE - {"stovetop"}
+OPTIONAL = {"pyarrow", COOKBOOK}.union(*map(_modules, PROJECT["optional-dependencies"].values())) - CORE - {"stovetop"}
 
 
 def reason_to_skip(error: BaseException | None) -> str | None:

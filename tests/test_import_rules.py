@@ -13,7 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # In reading order: a module may import what comes after it, that is, what stands on a line below or to its right.
 LINES = [
-    ["__main__", "cli", "chat", "recipes", "fetch"],
+    ["as_tinker", "__main__", "cli", "chat", "recipes", "fetch"],
     ["tasks", "kitchen"],
     ["distillation", "preference", "rl", "supervised", "evaluators"],
     ["runs", "checkpoints", "run_folder", "tracking", "datasets"],
@@ -40,7 +40,8 @@ ROOT = "stovetop"  # the package itself, as in `import stovetop` or `from stovet
 ROOT_MAY_IMPORT = {"client", "futures", "losses", "types", "errors"}
 OPENS = ("client", "backends")  # ServiceClient(...) opens the provider that it is asked for, in the call
 ONLY_IMPORTED_BY = {
-    ROOT: {"cli", "recipes"},
+    ROOT: {"cli", "recipes", "as_tinker"},
+    "as_tinker": set(),
     "server": {"cli", "recipes"},
     "backends": {"cli", "recipes", "server", "client"},
     "engine": {"backends"},
