@@ -69,12 +69,12 @@ def test_calls_made_while_a_call_is_awaited_stay_in_order() -> None:
 
 
 def test_clients_of_one_model_train_side_by_side_without_waiting_for_each_other() -> None:
-    with recording.open_service(latency_s=lambda verb: 0.05 if verb == "forward_backward" else 0.0) as service:
+    with recording.open_service(latency_s=lambda verb: 0.2 if verb == "forward_backward" else 0.0) as service:
         clients = [service.create_lora_training_client("any/model", seed=seed).result() for seed in range(10)]
         start = time.perf_counter()
         for future in [client.forward_backward([datum()], "cross_entropy") for client in clients]:
             future.result()
-        assert time.perf_counter() - start < 0.4
+        assert time.perf_counter() - start < 5 * 0.2  # 10 times that, one after the other
 
 
 def test_two_thousand_samples_in_flight_all_come_back() -> None:

@@ -93,18 +93,18 @@ def test_a_closed_service_has_finished_what_it_accepted_and_takes_no_more() -> N
 
 
 def test_latencies_of_samples_overlap_and_those_of_one_client_add_up() -> None:
-    with recording.open_service(latency_s=0.01) as service:
+    with recording.open_service(latency_s=0.03) as service:
         sampler = service.create_sampling_client(base_model="any/model").result()
         client = service.create_lora_training_client("any/model").result()
         start = time.perf_counter()
         samples = [sampler.sample(ModelInput.from_ints([1]), 1, SamplingParams(max_tokens=2)) for _ in range(100)]
         assert all(len(future.result().sequences) == 1 for future in samples)
-        assert time.perf_counter() - start < 0.5
+        assert time.perf_counter() - start < 50 * 0.03
         start = time.perf_counter()
         assert client.forward([datum()], "cross_entropy").done() is False
         client.forward([datum()], "cross_entropy")
         client.forward([datum()], "cross_entropy").result()
-        assert time.perf_counter() - start >= 0.03
+        assert time.perf_counter() - start >= 3 * 0.03
 
 
 def test_a_latency_may_depend_on_the_verb() -> None:

@@ -11,6 +11,7 @@ from stovetop.rl.metrics import compute_trajectory_metrics
 from stovetop.rl.rollouts import MinViableGroup, do_group_rollout, do_rollouts, do_single_rollout
 from stovetop.rl.types import Action, Env, Metrics, Observation, StepResult, StopReason, Trajectory
 from stovetop.types import ModelInput
+from virtual_time import run
 
 from .scripted import CountingEnv, Table, echo, says
 
@@ -29,7 +30,7 @@ def endless(rewards: Sequence[float] = (1.0,) * 99, waits_s: float = 0.0) -> Cou
 
 
 def played(limits: RolloutLimits, env: Env | None = None) -> Trajectory:
-    return asyncio.run(do_single_rollout(echo, env or endless(), limits=limits))
+    return run(do_single_rollout(echo, env or endless(), limits=limits))
 
 
 # ---- which limit ends an episode, and where ------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def test_an_episode_that_the_environment_ends_has_its_reason_whatever_the_limits
 
 def test_an_answer_has_no_more_tokens_than_the_tightest_limit_leaves():
     def lengths(limits: RolloutLimits) -> list[int]:
-        trajectory = asyncio.run(do_single_rollout(long_answer, endless(), limits=limits))
+        trajectory = run(do_single_rollout(long_answer, endless(), limits=limits))
         return [len(turn.ac.tokens) for turn in trajectory.transitions]
 
     assert lengths(RolloutLimits(max_turns=2)) == [10, 10]
@@ -88,7 +89,7 @@ async def talkative(
 def test_a_policy_that_says_more_than_it_may_is_stopped_all_the_same(
     limits: RolloutLimits, reason: StopReason, num_turns: int
 ):
-    trajectory = asyncio.run(do_single_rollout(talkative, endless(), limits=limits))
+    trajectory = run(do_single_rollout(talkative, endless(), limits=limits))
     assert (trajectory.stop_reason, len(trajectory.transitions)) == (reason, num_turns)
 
 
@@ -135,9 +136,9 @@ def test_an_answer_that_takes_too_long_ends_the_episode_without_its_turn():
             return says(7)
 
     limits = RolloutLimits(sampling_turn_timeout_s=0.05)
-    trajectory = asyncio.run(do_single_rollout(Tiring(), endless(), limits=limits))
+    trajectory = run(do_single_rollout(Tiring(), endless(), limits=limits))
     assert (trajectory.stop_reason, len(trajectory.transitions)) == (StopReason.ROLLOUT_TIMEOUT, 2)
-    slow_env = asyncio.run(do_single_rollout(echo, CountingEnv(5, num_turns=2, waits_s=0.06), limits=limits))
+    slow_env = run(do_single_rollout(echo, CountingEnv(5, num_turns=2, waits_s=0.06), limits=limits))
     assert slow_env.stop_reason is StopReason.COMPLETED  # the time is that of answers alone
 
 
@@ -151,7 +152,7 @@ def test_an_episode_without_a_turn_in_time_fails():
     with pytest.raises(EnvError, match=r"CountingEnv had no turn in time: rollout_timeout_s=0\.02"):
         played(RolloutLimits(rollout_timeout_s=0.02), endless(waits_s=60.0))
     limits = RolloutLimits(sampling_turn_timeout_s=0.02)
-    rollouts = asyncio.run(do_rollouts([Table(CountingEnv, 1)], silent, MinViableGroup(max_retries=0), limits=limits))
+    rollouts = run(do_rollouts([Table(CountingEnv, 1)], silent, MinViableGroup(max_retries=0), limits=limits))
     assert rollouts.num_errors == {"TimeoutError": 1}
 
 
@@ -187,7 +188,7 @@ def seat(index: int) -> CountingEnv:
 def test_the_groups_reward_of_an_episode_that_a_limit_ended_may_be_at_most_zero():
     limits = RolloutLimits(max_turns=1, rewards=TerminationRewardPolicy(zero_reward_on_limit=True))
     table = Table(seat, 2, score=lambda envs_G: [(3.0, {}) for _ in envs_G])
-    assert asyncio.run(do_group_rollout(table, echo, limits=limits)).final_rewards_G == [3.0, 0.0]
+    assert run(do_group_rollout(table, echo, limits=limits)).final_rewards_G == [3.0, 0.0]
 
 
 def test_an_episode_that_ran_out_of_time_may_be_kept_from_the_grader():
@@ -200,7 +201,7 @@ def test_an_episode_that_ran_out_of_time_may_be_kept_from_the_grader():
 
     seen: list[int] = []
     limits = RolloutLimits(rollout_timeout_s=0.03, rewards=TerminationRewardPolicy(skip_grading_on_timeout=True))
-    group = asyncio.run(do_group_rollout(Table(slow, 3, score=score), echo, limits=limits))
+    group = run(do_group_rollout(Table(slow, 3, score=score), echo, limits=limits))
     assert seen == [2]
     assert group.final_rewards_G == [0.0, 3.0, 3.0]
     assert group.metrics_G == [{}, {"graded": 1.0}, {"graded": 1.0}]
@@ -214,8 +215,8 @@ def test_a_grader_that_takes_too_long_is_a_grade_error_and_not_a_reward():
 
     limits = RolloutLimits(rewards=TerminationRewardPolicy(grader_timeout_s=0.02))
     with pytest.raises(GradeError, match=r"Stuck\.compute_group_rewards failed: .*0\.02 s"):
-        asyncio.run(do_group_rollout(Stuck(CountingEnv, 1), echo, limits=limits))
-    rollouts = asyncio.run(do_rollouts([Stuck(CountingEnv, 1)], echo, MinViableGroup(), limits=limits))
+        run(do_group_rollout(Stuck(CountingEnv, 1), echo, limits=limits))
+    rollouts = run(do_rollouts([Stuck(CountingEnv, 1)], echo, MinViableGroup(), limits=limits))
     assert (rollouts.num_groups_skipped, rollouts.num_errors) == (1, {"GradeError": 1})
 
 
@@ -224,7 +225,7 @@ def test_a_grader_that_takes_too_long_is_a_grade_error_and_not_a_reward():
 
 def test_metrics_say_which_fraction_of_the_episodes_ended_for_which_reason():
     limits = RolloutLimits(max_turns=1)
-    group = asyncio.run(do_group_rollout(Table(lambda index: seat(index % 2), 4), echo, limits=limits))
+    group = run(do_group_rollout(Table(lambda index: seat(index % 2), 4), echo, limits=limits))
     metrics = compute_trajectory_metrics([group], [[]])
     stops = {name: value for name, value in metrics.items() if "/stop/" in name}
     assert stops == {"env/all/stop/completed": 0.5, "env/all/stop/max_turns": 0.5}
@@ -250,5 +251,5 @@ def test_answers_of_no_tokens_count_as_turns():
     ) -> TokensWithLogprobs:
         return says()
 
-    trajectory = asyncio.run(do_single_rollout(silent, endless(), limits=RolloutLimits(max_turns=4)))
+    trajectory = run(do_single_rollout(silent, endless(), limits=RolloutLimits(max_turns=4)))
     assert len(trajectory.transitions) == 4

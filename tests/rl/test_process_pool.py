@@ -204,7 +204,7 @@ def test_an_environment_steps_in_another_process_and_keeps_its_state(pool: Worke
 def test_stuck_and_crashing_steps_are_failed_rollouts_and_the_others_go_on(pool_of_two: WorkerPool):
     seats = ["is fine", "hangs", "segfaults", "exits", "raises", "is fine", "is fine"]
     table = Table(lambda index: DangerousEnv(seats[index]), 7, score=lambda envs_G: [(0.0, {}) for _ in envs_G])
-    builder = PooledGroupBuilder(table, pool_of_two, timeout_s=0.5)
+    builder = PooledGroupBuilder(table, pool_of_two, timeout_s=1.0)  # which a step that is fine takes on no machine
     rollouts = asyncio.run(do_rollouts([builder], echo, MinViableGroup(min_successful=3, max_retries=0)))
     assert rollouts.num_errors == {"TimeoutError": 1, "WorkerDied": 2, "KeyError": 1}
     assert rollouts.num_rollouts_dropped == 4

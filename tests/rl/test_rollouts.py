@@ -2,7 +2,6 @@ import asyncio
 import itertools
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from stovetop.rl.rollouts import (
 )
 from stovetop.rl.types import Action, Env, Observation, StepResult
 from stovetop.types import ModelInput
+from virtual_time import run
 
 from .scripted import CountingEnv, Scores, Table, echo, says
 
@@ -137,16 +137,17 @@ def test_what_the_policy_raises_stays_as_it_is():
 
 def test_trajectories_are_in_the_order_of_their_environments_whichever_ends_first():
     table = Table(lambda seat: CountingEnv(seat, num_turns=2, waits_s=0.002 * (7 - seat)), 8)
-    group = asyncio.run(do_group_rollout(table, echo))
+    group = run(do_group_rollout(table, echo))
     assert [trajectory.transitions[0].ob.to_ints() for trajectory in group.trajectories_G] == [[i] for i in range(8)]
     assert group.get_total_rewards() == [2.0 * seat for seat in range(8)]
 
 
 def test_environments_of_a_group_run_at_the_same_time():
-    table = Table(lambda seat: CountingEnv(seat, waits_s=0.02), 20)
-    start = time.perf_counter()
-    asyncio.run(do_group_rollout(table, echo))
-    assert time.perf_counter() - start < 10 * 0.02  # 20 times that, one by one
+    async def seconds() -> float:
+        await do_group_rollout(Table(lambda seat: CountingEnv(seat, waits_s=0.1), 20), echo)
+        return asyncio.get_running_loop().time()
+
+    assert run(seconds()) == pytest.approx(0.1)  # 20 times that, one by one
 
 
 def test_the_rewards_of_the_group_are_added():
@@ -164,7 +165,7 @@ def test_the_first_failure_of_a_group_cancels_the_others_and_is_raised():
         return CountingEnv(index, waits_s=0.0 if index == 1 else 60.0, fails=fails, cancelled=cancelled)
 
     with pytest.raises(EnvError, match="rollout 1 of Table"):
-        asyncio.run(do_group_rollout(Table(seat, 3), echo))
+        run(do_group_rollout(Table(seat, 3), echo))
     assert sorted(cancelled) == [0, 2]
 
 
@@ -177,7 +178,7 @@ def test_cancelling_a_batch_cancels_every_environment():
             await do_rollouts(builders, echo, MinViableGroup())
 
     with pytest.raises(TimeoutError):
-        asyncio.run(cancel_soon())
+        run(cancel_soon())
     assert sorted(cancelled) == [0, 0, 1, 1]
 
 
@@ -281,11 +282,11 @@ def test_a_broken_group_grader_is_never_a_reward():
 def test_a_rollout_that_hangs_is_cut_off_and_tried_again():
     waits = itertools.chain([60.0], itertools.repeat(0.0))
     table = Table(lambda seat: CountingEnv(seat, waits_s=next(waits)), 1)
-    rollouts = asyncio.run(do_rollouts([table], echo, RetryOnFailure(timeout_s=0.02)))
+    rollouts = run(do_rollouts([table], echo, RetryOnFailure(timeout_s=0.02)))
     assert rollouts.num_errors == {"TimeoutError": 1}
     hung = Table(lambda seat: CountingEnv(seat, waits_s=60.0), 1)
     with pytest.raises(EnvError, match=r"rollout 0 of Table: CountingEnv did not finish within 0\.02 s"):
-        asyncio.run(do_rollouts([hung], echo, RetryOnFailure(max_retries=0, timeout_s=0.02)))
+        run(do_rollouts([hung], echo, RetryOnFailure(max_retries=0, timeout_s=0.02)))
 
 
 def test_a_group_whose_environments_are_not_made_in_time_is_skipped_and_does_not_hold_up_the_batch():
@@ -301,7 +302,7 @@ def test_a_group_whose_environments_are_not_made_in_time_is_skipped_and_does_not
     never, again = Slow(CountingEnv, 2), Slow(CountingEnv, 2)
     never.hangs, again.hangs = (1,), (2,)
     on_error = MinViableGroup(min_successful=1, max_retries=1, timeout_s=0.05)
-    rollouts = asyncio.run(do_rollouts([never, Table(CountingEnv, 1), again], echo, on_error))
+    rollouts = run(do_rollouts([never, Table(CountingEnv, 1), again], echo, on_error))
     assert [len(group.trajectories_G) for _, group in rollouts.owned_groups_P] == [1, 1]
     assert rollouts.num_errors == {"TimeoutError": 2, "KeyError": 1}
     assert (rollouts.num_groups_skipped, rollouts.num_rollouts_dropped) == (1, 1)
@@ -482,7 +483,7 @@ def test_a_batch_over_environments_that_raise_hang_and_return_nothing_finishes_w
     async def silent_on_nothing(model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None):
         return await echo(model_input if model_input.length else ModelInput.from_ints([1]), stop)
 
-    rollouts = asyncio.run(do_rollouts(tables, silent_on_nothing, on_error))
+    rollouts = run(do_rollouts(tables, silent_on_nothing, on_error))
     assert rollouts.num_errors == expected
     assert all(expected.values())
     sizes = [len(group.trajectories_G) for _, group in rollouts.owned_groups_P]
