@@ -29,6 +29,7 @@ LINES = [
         "value",
         "concurrency",
         "model_store",
+        "hub",
         "gguf_files",
         "durable",
         "errors",

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from renderers.languages import chat, chatml, llama, save
+from stovetop import hub
 from stovetop.cli import main
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.renderers.messages import Message
@@ -84,12 +85,15 @@ def test_any_renderer_may_be_asked_for_by_name(
 def test_a_model_that_is_not_here_needs_a_tokenizer_and_the_error_says_so(
     chats: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(name: str, **_: object) -> None:
-        raise OSError("no network")
+    def from_cache(name: str, **_: object) -> None:
+        raise OSError("not there")
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
+    monkeypatch.setattr(hub, "why_unreachable", lambda: "no network")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_cache)
     assert code_of("Qwen/Qwen3-8B", chats) == 1
-    assert "pass --tokenizer with a folder that has the model's tokenizer" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "fetch the model first (no network)" in said
+    assert "pass --tokenizer with a folder that has the model's tokenizer" in said
 
 
 @pytest.mark.parametrize(

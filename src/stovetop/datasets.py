@@ -8,12 +8,14 @@ import importlib
 import importlib.resources
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from stovetop.errors import InvalidRequest, MissingExtra, UnknownName
+from stovetop.hub import asking
 from stovetop.renderers.messages import Message, message_from_json
 
 if TYPE_CHECKING:
@@ -107,10 +109,13 @@ def _open_hub(name: str, part: _HubPart, data_files: str | None = None) -> Itera
     options = {"name": part.subset, "revision": part.revision, "streaming": part.streaming or None}
     given = {option: value for option, value in {**options, "data_files": data_files}.items() if value is not None}
     place = data_files or f"{name} ({split})"
-    try:
-        rows: Iterable[Row] = hub.load_dataset(name, split=split, **given)
-    except (ValueError, FileNotFoundError) as error:
-        raise InvalidRequest(f"{place} cannot be opened: {error}") from error
+    is_here = data_files is not None or Path(name).is_dir()
+    with nullcontext() if is_here else asking() as problem:
+        try:
+            rows: Iterable[Row] = hub.load_dataset(name, split=split, **given)
+        except (OSError, ValueError) as error:
+            said = f"{problem}; pass FILE.jsonl, FILE.parquet or a downloaded folder" if problem else error
+            raise InvalidRequest(f"{place} cannot be opened: {said}") from error
     return (_PlacedRow(f"{place}, row {number}", dict(row)) for number, row in enumerate(rows))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stovetop.errors import UnknownName
 from stovetop.gguf_files import is_gguf
+from stovetop.hub import asking
 
 Download = Callable[[str], Path]  # a model of the hub by its name, owner/model, to its folder on this machine
 
@@ -80,7 +81,13 @@ def hub_download(name: str) -> Path:
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  partly untyped
 
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
-    return Path(snapshot_download(name, allow_patterns=wanted))
+    with asking() as problem:
+        try:
+            return Path(snapshot_download(name, allow_patterns=wanted))
+        except (OSError, ValueError) as error:
+            if problem is None:
+                raise
+            raise ConnectionError(f"{problem}; nor is it in its cache") from error
 
 
 def known_models() -> list[str]:

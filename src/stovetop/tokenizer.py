@@ -9,6 +9,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Self, cast
 from stovetop.client import Tokenizer
 from stovetop.errors import UnknownName
 from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_tokenizer
+from stovetop.hub import asking
 from stovetop.model_families import TokenizerSource, tokenizer_source
 from stovetop.model_store import find_model, known_models
 
@@ -41,11 +43,13 @@ def _load(source: TokenizerSource) -> Tokenizer:
     from transformers import AutoTokenizer
 
     options = {"revision": source.revision or "main", "trust_remote_code": source.runs_code}
-    try:
-        return cast(Tokenizer, AutoTokenizer.from_pretrained(source.repository, **options))  # pyright: ignore[reportUnknownMemberType]  untyped
-    except (OSError, ValueError) as error:
-        hint = f"Pass a model's folder, or fetch the model first ({type(error).__name__}: {str(error).splitlines()[0]})"
-        raise UnknownName("tokenizer", source.repository, known_models(), hint=hint) from error
+    with nullcontext() if path.is_dir() else asking() as problem:
+        try:
+            return cast(Tokenizer, AutoTokenizer.from_pretrained(source.repository, **options))  # pyright: ignore[reportUnknownMemberType]  untyped
+        except (OSError, ValueError) as error:
+            said = problem or f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            hint = f"Pass a model's folder, or fetch the model first ({said})"
+            raise UnknownName("tokenizer", source.repository, known_models(), hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)

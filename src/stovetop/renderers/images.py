@@ -5,10 +5,12 @@ they take, which the model's own image processor tells. Where in a turn an image
 import base64
 import binascii
 import io
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.hub import asking
 from stovetop.model_store import find_model, known_models
 from stovetop.renderers.messages import ImagePart
 from stovetop.types import ImageChunk
@@ -42,11 +44,13 @@ def get_image_processor(name: str) -> ImageProcessor:
     from transformers import AutoImageProcessor
 
     location = str(find_model(name) or name)
-    try:
-        return cast(ImageProcessor, AutoImageProcessor.from_pretrained(location))  # pyright: ignore[reportUnknownMemberType]  untyped
-    except (OSError, ValueError) as error:
-        hint = f"Pass the folder of a model that sees images ({type(error).__name__}: {str(error).splitlines()[0]})"
-        raise UnknownName("image processor", location, known_models(), hint=hint) from error
+    with nullcontext() if Path(location).is_dir() else asking() as problem:
+        try:
+            return cast(ImageProcessor, AutoImageProcessor.from_pretrained(location))  # pyright: ignore[reportUnknownMemberType]  untyped
+        except (OSError, ValueError) as error:
+            said = problem or f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            hint = f"Pass the folder of a model that sees images ({said})"
+            raise UnknownName("image processor", location, known_models(), hint=hint) from error
 
 
 def require_image_processor(image_processor: object, renderer: str) -> ImageProcessor:
