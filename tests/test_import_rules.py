@@ -25,6 +25,7 @@ LINES = [
         "losses",
         "sdk_differences",
         "types",
+        "tensors",
         "rest_types",
         "value",
         "concurrency",
@@ -32,6 +33,8 @@ LINES = [
         "hub",
         "gguf_files",
         "durable",
+        "checks",
+        "rules",
         "errors",
     ],
 ]

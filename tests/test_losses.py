@@ -120,7 +120,7 @@ def test_a_bad_datum_is_refused_by_index_field_value_and_limit(bad: Datum, words
 
 
 def test_empty_data_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="data is empty"):
+    with pytest.raises(InvalidRequest, match=r"data must be a list of at least 1 item.*empty"):
         check_data([], CrossEntropy(), LIMITS)
 
 

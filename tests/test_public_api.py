@@ -124,7 +124,7 @@ def test_a_datum_says_where_its_tokens_were_sampled() -> None:
     assert (told.model_input, told.loss_fn_inputs) == (datum.model_input, datum.loss_fn_inputs)
     with pytest.raises(InvalidRequest, match=r"model_input must cover its 3 positions.*: 2"):
         datum.with_provenance(model_input=[prompt], loss_fn_inputs=[prompt, answer])
-    with pytest.raises(InvalidRequest, match="sequence_id must not be empty"):
+    with pytest.raises(InvalidRequest, match="sequence_id must be a string that is not empty"):
         tinker.SampledProvenanceSpan(sequence_id="", length=1)
 
 

@@ -8,12 +8,14 @@ Some parameters are here because programs written for the Tinker SDK pass them. 
 process, its default is accepted and any other value refused, with the reason: `sdk_differences.py`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
 from stovetop.futures import APIFuture, ClientFuture
 from stovetop.losses import LossConfig
+from stovetop.rules import AnyOf, Function, Instance, Text, Whole
 from stovetop.sdk_differences import missing_attribute
 from stovetop.types import (
     AdamOptimizerConfig,
@@ -40,10 +42,43 @@ if TYPE_CHECKING:
     import torch
 
     CustomLossFn = Callable[[Sequence[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
+else:
+    CustomLossFn = Annotated[Callable[..., Any], Function(2, "of two arguments, (data, logprobs) -> (loss, metrics)")]
 
 UserMetadata = dict[str, str]
 CloseStatus = Literal["success", "errored", "interrupted"]
 AccessScope = Literal["owned", "accessible"]
+
+
+# What the arguments of verbs may be. Providers annotate theirs with these, and `checks.checked` holds calls to them.
+
+Prompt = Annotated[ModelInput, Instance((ModelInput,), "ModelInput.from_ints(tokens) makes one")]
+NumSamples = Annotated[int, Whole(1, 65_536, hint="for more, make several calls")]
+HowToSample = Annotated[SamplingParams, Instance((SamplingParams,), "SamplingParams(max_tokens=100)")]
+HowToStep = Annotated[AdamParams, Instance((AdamParams,), "AdamParams(learning_rate=1e-4)")]
+Ttl = Annotated[int, Whole(1)]  # seconds
+AtLeastNone = Annotated[int, Whole(0)]
+
+MAX_NAME = 200  # letters: with what is put around it while it is written, a name stays below the 255 of a file system
+CheckpointName = Annotated[
+    str,
+    Text(
+        f"a checkpoint name: letters, digits, '.', '_' and '-', at most {MAX_NAME}, the first a letter or digit",
+        lambda name: re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{,{MAX_NAME - 1}}}", name) is not None,
+    ),
+]
+
+
+def _is_path(text: str) -> bool:
+    """Whether a file system could have something of this name."""
+    pieces = text.encode().split(b"/")
+    return text != "" and "\0" not in text and len(text) < 4096 and all(len(piece) <= 255 for piece in pieces)
+
+
+_PATH = Text("the path of a checkpoint, as a string: what save_state or save_weights_for_sampler returned", _is_path)
+StatePath = Annotated[str, _PATH]
+BaseModel = Annotated[str, Text("a model's name or the path of its folder, as a string", _is_path)]
+Storage = Annotated[str | Path, AnyOf((Text("the path of a folder", _is_path), Instance((Path,))))]
 
 
 class Tokenizer(Protocol):
@@ -162,7 +197,7 @@ class TrainingClient(Protocol):
     def forward_backward_custom(
         self,
         data: Sequence[Datum],
-        loss_fn: "CustomLossFn",
+        loss_fn: CustomLossFn,
         *,
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:

@@ -8,17 +8,21 @@ Source of names, inputs and defaults: the public Tinker documentation of its los
 Shapes: `N` tokens of one datum, `K` targets per position.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import ClassVar, get_args
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, get_args
 
 import numpy as np
 
+from stovetop.checks import check, rules_of, take
 from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.rules import DictOf, Instance, ListOf, Text, Whole, is_a, number
 from stovetop.types import Datum, ImageChunk, ModelInput, TensorData
 
 LossConfig = Mapping[str, float]
+
+Temperature = Annotated[float, number(at_least=1e-10, at_most=1e10)]
+Ratio = Annotated[float, number(at_least=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,10 @@ class ImportanceSampling:
 
     name: ClassVar[str] = "importance_sampling"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages")
-    temperature: float = 1.0  # at which the tokens were sampled; logits are divided by it
+    temperature: Temperature = 1.0  # at which the tokens were sampled; logits are divided by it
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +51,12 @@ class PPO:
 
     name: ClassVar[str] = "ppo"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages")
-    clip_low_threshold: float = 0.8  # smallest ratio, absolute (not 1 - epsilon)
-    clip_high_threshold: float = 1.2  # largest ratio, absolute
-    temperature: float = 1.0
+    clip_low_threshold: Ratio = 0.8  # smallest ratio, absolute (not 1 - epsilon)
+    clip_high_threshold: Ratio = 1.2  # largest ratio, absolute
+    temperature: Temperature = 1.0
+
+    def __post_init__(self) -> None:
+        _check_clipped(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +65,12 @@ class CISPO:
 
     name: ClassVar[str] = "cispo"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages")
-    clip_low_threshold: float = 0.0
-    clip_high_threshold: float = 4.0
-    temperature: float = 1.0
+    clip_low_threshold: Ratio = 0.0
+    clip_high_threshold: Ratio = 4.0
+    temperature: Temperature = 1.0
+
+    def __post_init__(self) -> None:
+        _check_clipped(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +79,11 @@ class DRO:
 
     name: ClassVar[str] = "dro"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages")
-    beta: float = 0.05  # strength of the pull towards the sampling policy
-    temperature: float = 1.0
+    beta: Annotated[float, number(at_least=0)] = 0.05  # strength of the pull towards the sampling policy
+    temperature: Temperature = 1.0
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +93,12 @@ class GSPO:
 
     name: ClassVar[str] = "gspo"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages", "sequence_ratio_mask")
-    clip_low_threshold: float = 0.8
-    clip_high_threshold: float = 1.2
-    temperature: float = 1.0
+    clip_low_threshold: Ratio = 0.8
+    clip_high_threshold: Ratio = 1.2
+    temperature: Temperature = 1.0
+
+    def __post_init__(self) -> None:
+        _check_clipped(self)
 
 
 Loss = CrossEntropy | ImportanceSampling | PPO | CISPO | DRO | GSPO
@@ -91,6 +110,7 @@ def parse_loss(name: str, config: LossConfig | None = None) -> Loss:
 
     parse_loss("ppo", {"clip_high_threshold": 1.3}) == PPO(clip_high_threshold=1.3)
     """
+    take(Text("the name of a loss, a string"), name, "loss_fn")
     if name == "stable_reinforce":
         raise InvalidRequest(
             "'stable_reinforce' has no public definition, so no open implementation can be faithful to it; "
@@ -98,15 +118,13 @@ def parse_loss(name: str, config: LossConfig | None = None) -> Loss:
         )
     if name not in LOSSES:
         raise UnknownName("loss_fn", name, LOSSES)
-    known = [field.name for field in fields(LOSSES[name])]
-    for key, value in (config or {}).items():
-        if key not in known:
-            raise UnknownName(f"loss_fn_config key of {name}", key, known)
-        if not isinstance(value, int | float) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]  values come from files too
-            raise InvalidRequest(f"loss_fn_config[{key!r}] of {name} must be a finite number: {value!r}")
-    loss = LOSSES[name](**{key: float(value) for key, value in (config or {}).items()})
-    _check_config(loss)
-    return loss
+    given: dict[str, float] = take(DictOf(number()), {} if config is None else config, "loss_fn_config")
+    rules = rules_of(LOSSES[name])
+    for key, value in given.items():
+        if key not in rules:
+            raise UnknownName(f"loss_fn_config key of {name}", key, rules)
+        take(rules[key], value, f"loss_fn_config[{key!r}] of {name}")
+    return LOSSES[name](**given)
 
 
 def temperature_of(loss: Loss) -> float:
@@ -114,16 +132,13 @@ def temperature_of(loss: Loss) -> float:
     return 1.0 if isinstance(loss, CrossEntropy) else loss.temperature
 
 
-def _check_config(loss: Loss) -> None:
-    if temperature_of(loss) <= 0:
-        raise InvalidRequest(f"loss_fn_config['temperature'] must be above 0: {temperature_of(loss)}")
-    if isinstance(loss, PPO | CISPO | GSPO) and not 0 <= loss.clip_low_threshold <= loss.clip_high_threshold:
+def _check_clipped(loss: PPO | CISPO | GSPO) -> None:
+    check(loss)
+    if loss.clip_low_threshold > loss.clip_high_threshold:
         raise InvalidRequest(
             f"{loss.name} needs 0 <= clip_low_threshold <= clip_high_threshold: "
             f"{loss.clip_low_threshold}, {loss.clip_high_threshold}"
         )
-    if isinstance(loss, DRO) and loss.beta < 0:
-        raise InvalidRequest(f"dro needs beta of at least 0: {loss.beta}")
 
 
 # ---- checks of data against a loss and a model -------------------------------------------------------------------
@@ -134,8 +149,11 @@ class ModelLimits:
     """What a base model can read."""
 
     name: str
-    vocab_size: int
-    context_length: int
+    vocab_size: Annotated[int, Whole(1)]
+    context_length: Annotated[int, Whole(1)]
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def check_data(data: Sequence[Datum], loss: Loss, limits: ModelLimits) -> None:
@@ -163,11 +181,13 @@ def check_data(data: Sequence[Datum], loss: Loss, limits: ModelLimits) -> None:
             )
 
 
+_DATA = ListOf(Instance((Datum,)), at_least=1, hint="several sequences make one list: [Datum(...), Datum(...)]")
+Data = Annotated[Sequence[Datum], _DATA]
+
+
 def check_shapes(data: Sequence[Datum], limits: ModelLimits) -> None:
     """The part of `check_data` that holds for every loss, also a custom one: inputs and targets fit the model."""
-    if len(data) == 0:
-        raise InvalidRequest("data is empty; pass at least one Datum")
-    for index, datum in enumerate(data):
+    for index, datum in enumerate(take(_DATA, data, "data")):
         check_model_input(datum.model_input, limits, what=f"datum {index}: model_input")
         if "target_tokens" not in datum.loss_fn_inputs:
             raise InvalidRequest(f"datum {index} lacks target_tokens: it has {sorted(datum.loss_fn_inputs)}")
@@ -190,7 +210,12 @@ def check_model_input(model_input: ModelInput, limits: ModelLimits, *, what: str
             f"{what} has {length} tokens; the context of {limits.name} is {limits.context_length}: "
             f"leave out {length - limits.context_length}"
         )
-    check_token_ids(np.asarray(model_input.to_ints()), limits, what=what)
+    tokens = model_input.to_ints()
+    ids = np.asarray(tokens)
+    check_token_ids(ids, limits, what=what)
+    for position in np.flatnonzero(ids < 2):  # where a True or False would be, which numpy takes for 1 and 0
+        if is_a(tokens[position], bool):
+            raise InvalidRequest(f"{what}: token ids must be integers; at position {position} is: {tokens[position]}")
 
 
 def check_token_ids(tokens: np.ndarray, limits: ModelLimits, *, what: str) -> None:

@@ -7,15 +7,16 @@ LoRA factors that one training client owns. To *sample* is to draw tokens from a
 Shape suffixes: `N` tokens of one datum, `K` alternatives per position.
 """
 
-import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from stovetop.checks import check, take
 from stovetop.errors import InvalidRequest
 from stovetop.rest_types import AdamOptimizerConfig as AdamOptimizerConfig
 from stovetop.rest_types import Checkpoint as Checkpoint
@@ -27,40 +28,54 @@ from stovetop.rest_types import ParsedCheckpointTinkerPath as ParsedCheckpointTi
 from stovetop.rest_types import TrainingRun as TrainingRun
 from stovetop.rest_types import TrainingRunsResponse as TrainingRunsResponse
 from stovetop.rest_types import WeightsInfoResponse as WeightsInfoResponse
+from stovetop.rules import (
+    ANY_NUMBER,
+    Anything,
+    DictOf,
+    Instance,
+    ListOf,
+    Maybe,
+    Text,
+    Unfit,
+    Whole,
+    is_a,
+    number,
+    shown,
+)
+from stovetop.tensors import TensorData, in_order, is_torch
+from stovetop.tensors import TensorDtype as TensorDtype
 from stovetop.value import Value
 
 if TYPE_CHECKING:
     import torch
 
-TensorDtype = Literal["int64", "float32"]
 StopReason = Literal["stop", "length"]
 LossFnType = Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]  # see losses.py
 SamplingClientKind = Literal["snapshot"]
 ModelID = str
-
-_NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 
 
 # ---- what the model reads ----------------------------------------------------------------------------------------
 
 
 def _token_ids(tokens: Iterable[int]) -> tuple[int, ...]:
-    ids = tuple(tokens)
-    if _are_plain(ids):
-        return ids
+    """Whether all are Python's own integers, their sum tells fastest: only of those it is one. (Integers of numpy,
+    which would overflow in a sum, are seen by the first. A True behind the first is not seen here: to look for it costs
+    more than all the rest. The verbs see it, `losses.check_model_input`.)"""
+    ids = tuple(tokens if tokens.__class__ is list else in_order("tokens", tokens))
     try:
-        return tuple(map(operator.index, ids))
-    except TypeError as error:
-        raise InvalidRequest(f"token ids must be integers: {error}") from error
-
-
-def _are_plain(ids: tuple[int, ...]) -> bool:
-    """Whether all are Python's own integers: only their sum is one, and nothing tells it faster. (Those of numpy, which
-    would overflow in a sum, are seen by the first.)"""
-    try:
-        return not ids or (type(ids[0]) is int and type(sum(ids)) is int)
+        if not ids or (type(ids[0]) is int and type(sum(ids)) is int):
+            return ids
     except TypeError:
-        return False
+        pass
+    return tuple(_token_id(index, token) for index, token in enumerate(ids))
+
+
+def _token_id(index: int, token: int) -> int:
+    if not isinstance(token, bool | np.bool_):
+        with suppress(TypeError):
+            return operator.index(token)
+    raise InvalidRequest(f"token ids must be integers; tokens[{index}] is: {shown(token)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,8 @@ class EncodedTextChunk(Value):
     type: Literal["encoded_text"] = "encoded_text"
 
     def __init__(self, tokens: Iterable[int], type: Literal["encoded_text"] = "encoded_text") -> None:
+        if type != "encoded_text":
+            raise InvalidRequest(f"EncodedTextChunk.type must be 'encoded_text': {shown(type)}")
         object.__setattr__(self, "tokens", _token_ids(tokens))
         object.__setattr__(self, "type", type)
 
@@ -81,7 +98,7 @@ class EncodedTextChunk(Value):
 
     def first(self, num_tokens: int) -> "EncodedTextChunk":
         """So many tokens from the left; with a negative number, all but so many."""
-        return EncodedTextChunk._of_checked(self.tokens[:num_tokens])
+        return EncodedTextChunk._of_checked(self.tokens[: take(Whole(), num_tokens, "num_tokens")])
 
     def followed_by(self, tokens: Iterable[int]) -> "EncodedTextChunk":
         """A new chunk with these tokens behind its own."""
@@ -101,7 +118,7 @@ class ImageChunk(Value):
 
     data: bytes
     format: Literal["png", "jpeg"]
-    expected_tokens: int | None = None
+    expected_tokens: Annotated[int, Whole(0)] | None = None
     type: Literal["image"] = "image"
 
     @property
@@ -115,6 +132,11 @@ class ImageChunk(Value):
 ModelInputChunk = EncodedTextChunk | ImageChunk
 
 
+_MAKE_ONE = "ModelInput.from_ints(tokens) makes an input of token ids"
+_CHUNK = Instance((EncodedTextChunk, ImageChunk))
+_CHUNKS = ListOf(_CHUNK, hint=_MAKE_ONE)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInput(Value):
     """What the model reads: chunks in order. Values never change; `append` returns a new one."""
@@ -122,7 +144,7 @@ class ModelInput(Value):
     chunks: tuple[ModelInputChunk, ...]
 
     def __init__(self, chunks: Iterable[ModelInputChunk] = ()) -> None:
-        object.__setattr__(self, "chunks", tuple(chunks))
+        object.__setattr__(self, "chunks", tuple(take(_CHUNKS, chunks, "ModelInput.chunks")))
 
     @classmethod
     def empty(cls) -> Self:
@@ -133,7 +155,9 @@ class ModelInput(Value):
     def from_ints(cls, tokens: Iterable[int]) -> Self:
         """One chunk of these token ids; of none, no chunk."""
         chunk = EncodedTextChunk(tokens)
-        return cls((chunk,) if chunk.tokens else ())
+        made = object.__new__(cls)
+        object.__setattr__(made, "chunks", (chunk,) if chunk.tokens else ())
+        return made
 
     def to_ints(self) -> list[int]:
         """All token ids; refused when there is an image among the chunks."""
@@ -160,153 +184,45 @@ class ModelInput(Value):
         return self.append(EncodedTextChunk((token,)))
 
 
+_MODEL_INPUT = Instance((ModelInput,), _MAKE_ONE)
+
+
 # ---- what a loss reads -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorData:
-    """A tensor of int64 or float32 that belongs to no framework. The array is read-only; two are equal when
-    dtype, shape and every value are.
-
-        TensorData.from_numpy(np.zeros(3, np.float32)).to_torch()
-    """
-
-    array: npt.NDArray[np.generic]
-
-    def __init__(
-        self, data: Iterable[float] | npt.NDArray[np.generic], dtype: TensorDtype, shape: Sequence[int] | None = None
-    ) -> None:
-        if dtype not in _NUMPY_DTYPES:
-            raise InvalidRequest(f"TensorData dtype must be 'int64' or 'float32': {dtype!r}")
-        array = _own_array(data, dtype)
-        if shape is not None:
-            if math.prod(shape) != array.size:
-                raise InvalidRequest(f"TensorData has {array.size} values, which do not fill shape {tuple(shape)}")
-            array = array.reshape(tuple(shape))
-        array.flags.writeable = False
-        object.__setattr__(self, "array", array)
-
-    @classmethod
-    def from_numpy(cls, array: npt.NDArray[np.generic]) -> Self:
-        """Integers become int64, floats float32; anything else is refused."""
-        if array.dtype.kind not in "iuf":
-            raise InvalidRequest(f"TensorData holds integers or floats, not {array.dtype}")
-        return cls(array, "float32" if array.dtype.kind == "f" else "int64")
-
-    @classmethod
-    def adopt(cls, array: npt.NDArray[np.generic]) -> Self:
-        """Takes an int64 or float32 array as it is, without a copy: it becomes read-only, and nobody may hold another
-        view of it that can be written to."""
-        if array.dtype not in _NUMPY_DTYPES.values():
-            raise InvalidRequest(f"TensorData adopts int64 and float32, not {array.dtype}")
-        tensor = object.__new__(cls)
-        array.flags.writeable = False
-        object.__setattr__(tensor, "array", array)
-        return tensor
-
-    @classmethod
-    def from_torch(cls, tensor: "torch.Tensor") -> Self:
-        """A copy on the CPU, without gradient. Integers become int64, floats float32."""
-        tensor = tensor.detach().cpu()
-        return cls.from_numpy((tensor.float() if tensor.is_floating_point() else tensor).numpy())
-
-    @property
-    def dtype(self) -> TensorDtype:
-        """ "int64" or "float32"."""
-        return "int64" if self.array.dtype == np.int64 else "float32"
-
-    @property
-    def shape(self) -> list[int]:
-        """One number for each axis; [] of a scalar."""
-        return list(self.array.shape)
-
-    @property
-    def data(self) -> list[float]:
-        """The values as one flat list."""
-        return self.array.ravel().tolist()
-
-    def tolist(self) -> list[float]:
-        """The values in nested lists of this shape."""
-        return self.array.tolist()
-
-    def to_numpy(self) -> npt.NDArray[np.generic]:
-        """The array itself, which is read-only."""
-        return self.array
-
-    def to_torch(self) -> "torch.Tensor":
-        """A new tensor, which may be written to."""
-        import torch
-
-        return torch.tensor(self.array)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TensorData):
-            return NotImplemented
-        return self.dtype == other.dtype and np.array_equal(self.array, other.array, equal_nan=self.dtype == "float32")
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  an array has no cheap hash; equality is by value
-
-
-def _own_array(data: Iterable[float] | npt.NDArray[np.generic], dtype: TensorDtype) -> npt.NDArray[np.generic]:
-    """The same numbers in an array that nobody else holds."""
-    given = _numbers(data)
-    if given.dtype == _NUMPY_DTYPES[dtype]:
-        return given.copy() if isinstance(data, np.ndarray) else given
-    with np.errstate(invalid="ignore", over="ignore"):
-        array = given.astype(_NUMPY_DTYPES[dtype])
-    if dtype == "int64" and (changed := given[array != given]).size:
-        raise InvalidRequest(f"TensorData of int64 needs whole numbers of 64 bits: {changed[0]}")
-    return array
-
-
-def _numbers(data: Iterable[float] | npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    try:
-        array = np.asarray(data if isinstance(data, (np.ndarray, list, tuple)) else list(data))
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"TensorData needs a rectangular array of numbers: {error}") from error
-    if array.dtype.kind not in "iufb":
-        raise InvalidRequest(f"TensorData needs a rectangular array of numbers, not of {array.dtype}")
-    return array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptProvenanceSpan:
     """A run of tokens that stood at `offset` and behind it in the prompt of the sampled sequence of this id."""
 
-    sequence_id: str
-    offset: int = 0
-    length: int
+    sequence_id: Annotated[str, Text("a string that is not empty", bool)]
+    offset: Annotated[int, Whole(0)] = 0
+    length: Annotated[int, Whole(0)]
 
     def __post_init__(self) -> None:
-        _check_span(self)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledProvenanceSpan:
     """A run of tokens that stand at `offset` and behind it in the sampled sequence of this id."""
 
-    sequence_id: str
-    offset: int = 0
-    length: int
+    sequence_id: Annotated[str, Text("a string that is not empty", bool)]
+    offset: Annotated[int, Whole(0)] = 0
+    length: Annotated[int, Whole(0)]
 
     def __post_init__(self) -> None:
-        _check_span(self)
+        check(self)
 
 
 LossFnInputs = dict[str, TensorData]
 LossFnOutput = dict[str, TensorData]
 ProvenanceSpan = PromptProvenanceSpan | SampledProvenanceSpan
 ProvenanceSpans = Sequence[ProvenanceSpan]
-
-
-def _check_span(span: ProvenanceSpan) -> None:
-    name = type(span).__name__
-    _require(span.sequence_id != "", f"{name}.sequence_id must not be empty", span.sequence_id)
-    _require(span.offset >= 0, f"{name}.offset must not be negative", span.offset)
-    _require(span.length >= 0, f"{name}.length must not be negative", span.length)
+_SPANS = ListOf(Instance((PromptProvenanceSpan, SampledProvenanceSpan)))
 
 
 def _covering(what: str, spans: ProvenanceSpans, length: int) -> tuple[ProvenanceSpan, ...]:
+    spans = take(_SPANS, spans, f"the provenance spans of {what}")
     covered = sum(span.length for span in spans)
     if covered != length:
         raise InvalidRequest(
@@ -323,11 +239,21 @@ def _tensor(name: str, value: "TensorLike") -> TensorData:
     """Lists take the dtype of their name: `target_tokens` int64, all others float32."""
     if isinstance(value, TensorData):
         return value
-    if isinstance(value, np.ndarray):
-        return TensorData.from_numpy(value)
-    if isinstance(value, Sequence):
-        return TensorData(value, "int64" if name == "target_tokens" else "float32")
-    return TensorData.from_torch(value)
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers are not all typed
+        raise InvalidRequest(f"Datum.loss_fn_inputs must have strings as keys: {shown(name)}")
+    try:
+        if isinstance(value, np.ndarray):
+            return TensorData.from_numpy(value)
+        if isinstance(value, Sequence):
+            return TensorData(value, "int64" if name == "target_tokens" else "float32")
+        if is_torch(value):
+            return TensorData.from_torch(value)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"Datum.loss_fn_inputs[{name!r}]: {error}") from error
+    raise InvalidRequest(
+        f"Datum.loss_fn_inputs[{name!r}] must be a TensorData, a numpy array, a torch tensor or a list of numbers: "
+        f"{shown(value)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +277,12 @@ class Datum:
         model_input_spans: ProvenanceSpans | None = None,
         loss_fn_input_spans: ProvenanceSpans | None = None,
     ) -> None:
-        inputs = {name: _tensor(name, value) for name, value in (loss_fn_inputs or {}).items()}
+        inputs: Any = {} if loss_fn_inputs is None else loss_fn_inputs
+        if type(inputs) is not dict and not is_a(inputs, Mapping):
+            raise InvalidRequest(f"Datum.loss_fn_inputs must be a dictionary of tensors by name: {shown(inputs)}")
+        if type(model_input) is not ModelInput:
+            take(_MODEL_INPUT, model_input, "Datum.model_input")
+        inputs = {name: _tensor(name, value) for name, value in cast("Mapping[str, TensorLike]", inputs).items()}
         object.__setattr__(self, "model_input", model_input)
         object.__setattr__(self, "loss_fn_inputs", inputs)
         if (model_input_spans is None) != (loss_fn_input_spans is None):
@@ -372,9 +303,8 @@ class Datum:
 # ---- how to train and sample ---------------------------------------------------------------------------------------
 
 
-def _require(ok: bool, what: str, value: object) -> None:
-    if not ok:
-        raise InvalidRequest(f"{what}: {value!r}")
+Rank = Annotated[int, Whole(1, 65_536)]  # no linear of any model is wider
+Seed = Annotated[int, Whole(0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,21 +312,14 @@ class AdamParams(Value):
     """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101). beta2 is 0.95, not 0.999: with the few thousand
     steps of a post-training run a shorter memory of the squared gradient is the stable choice."""
 
-    learning_rate: float = 1e-4  # step size; every step may have its own
-    beta1: float = 0.9  # decay of the mean of the gradient
-    beta2: float = 0.95  # decay of the mean of its square
-    eps: float = 1e-12  # added to the root in the denominator
-    weight_decay: float = 0.0  # decoupled: weights shrink by learning_rate * weight_decay
-    grad_clip_norm: float = 0.0  # largest global gradient norm; 0 is off
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
-            value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, f"AdamParams.{name} must be finite and at least 0", value)
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"AdamParams.{name} must be in [0, 1)", value)
-        _require(math.isfinite(self.eps) and self.eps > 0, "AdamParams.eps must be above 0", self.eps)
+    learning_rate: Annotated[float, number(at_least=0)] = 1e-4  # step size; every step may have its own
+    beta1: Annotated[float, number(at_least=0, below=1)] = 0.9  # decay of the mean of the gradient
+    beta2: Annotated[float, number(at_least=0, below=1)] = 0.95  # decay of the mean of its square
+    eps: Annotated[float, number(above=0)] = 1e-12  # added to the root in the denominator
+    weight_decay: Annotated[float, number(at_least=0)] = (
+        0.0  # decoupled: weights shrink by learning_rate * weight_decay
+    )
+    grad_clip_norm: Annotated[float, number(at_least=0)] = 0.0  # largest global gradient norm; 0 is off
 
 
 OptimParams = AdamParams  # the SDK's name for the parameters of any optimizer
@@ -406,21 +329,53 @@ OptimParams = AdamParams  # the SDK's name for the parameters of any optimizer
 class LoraConfig(Value):
     """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): each chosen weight W acts as W + (alpha/rank)·B·A."""
 
-    rank: int = 32
-    seed: int | None = None  # of the initial A; B starts at zero
+    rank: Rank = 32
+    seed: Seed | None = None  # of the initial A; B starts at zero
     train_unembed: bool = True  # the output head
     train_mlp: bool = True  # the feed-forward projections
     train_attn: bool = True  # the query, key, value and output projections
-    alpha: float = 32.0
+    alpha: Annotated[float, number(above=0)] = 32.0
 
     def __post_init__(self) -> None:
-        _require(self.rank > 0 and self.rank % 1 == 0, "LoRA rank must be a positive integer", self.rank)
-        _require(math.isfinite(self.alpha) and self.alpha > 0, "LoRA alpha must be above 0", self.alpha)
-        _require(
-            self.train_unembed or self.train_mlp or self.train_attn,
-            "at least one of train_attn, train_mlp, train_unembed must be true",
-            False,
-        )
+        check(self)
+        if not (self.train_unembed or self.train_mlp or self.train_attn):
+            raise InvalidRequest("at least one of train_attn, train_mlp, train_unembed must be true: all are False")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """What `SamplingParams.stop` takes. A list is copied."""
+
+    says: str = (
+        "a string, or a list of strings or token ids, not both ([] for no stop at all); strings are not empty, ids not "
+        "negative"
+    )
+
+    def fits(self, value: Any) -> bool:
+        return False  # a list is copied, and a string is seen as soon
+
+    def taken(self, value: Any) -> Any:
+        if _is_plain(value):
+            return value[:]
+        if is_a(value, str):
+            return _STRING.taken(value)
+        items = value.tolist() if is_a(value, np.ndarray) else value
+        if not is_a(items, Sequence) or is_a(items, bytes, bytearray):
+            raise Unfit(self, value)
+        kinds: set[type] = set(map(type, items))
+        strings = [issubclass(kind, str) for kind in kinds]
+        if any(strings) and not all(strings):
+            raise Unfit(self, value)
+        return (_STRINGS if any(strings) else _TOKENS).taken(items)
+
+
+def _is_plain(stop: Any) -> bool:
+    """A list of strings, as most are."""
+    return stop.__class__ is list and all([type(item) is str and item != "" and item.isascii() for item in stop])
+
+
+_STRING = Text("a string that is not empty", bool)
+_STRINGS, _TOKENS = ListOf(_STRING), ListOf(Whole(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,32 +383,19 @@ class SamplingParams(Value):
     """How to draw tokens. Returned logprobs are those of the distribution at this temperature, before top-k and top-p
     (for temperature 0, those at temperature 1)."""
 
-    max_tokens: int | None = None  # None: what the context leaves
-    seed: int | None = None  # the same seed gives the same samples, whatever else runs; None: a fresh one
-    stop: str | Sequence[str] | Sequence[int] | None = None  # besides the end-of-text token; [] turns all stops off
-    temperature: float = 1.0  # 0 is argmax
-    top_k: int = -1  # -1 is off
-    top_p: float = 1.0  # 1 is off
-
-    def __post_init__(self) -> None:
-        max_tokens, stop, top_k = self.max_tokens, self.stop, self.top_k
-        _require(max_tokens is None or max_tokens > 0, "SamplingParams.max_tokens must be positive", max_tokens)
-        _require(
-            math.isfinite(self.temperature) and self.temperature >= 0,
-            "SamplingParams.temperature must be finite and at least 0",
-            self.temperature,
-        )
-        _require(top_k == -1 or top_k > 0, "SamplingParams.top_k must be -1 (off) or positive", top_k)
-        _require(0 < self.top_p <= 1, "SamplingParams.top_p must be in (0, 1]", self.top_p)
-        _require(self.seed is None or self.seed >= 0, "SamplingParams.seed must not be negative", self.seed)
-        if stop is not None and not isinstance(stop, str):
-            kinds = {str if isinstance(item, str) else int for item in stop}
-            _require(len(kinds) <= 1, "SamplingParams.stop must hold strings or token ids, not both", list(stop))
-        stops = (stop,) if isinstance(stop, str) else stop or ()
-        _require("" not in stops, "SamplingParams.stop must not hold an empty string", stop)
+    max_tokens: Annotated[int, Whole(1)] | None = None  # None: what the context leaves
+    seed: Seed | None = None  # the same seed gives the same samples, whatever else runs; None: a fresh one
+    # besides the end-of-text token; [] turns all stops off
+    stop: Annotated[str | Sequence[str] | Sequence[int], _Stop()] | None = None
+    # 0 is argmax; beyond the bounds float32 could not hold a logit divided by it
+    temperature: Annotated[float, number(at_least=1e-10, at_most=1e10, also=0.0, meaning="argmax")] = 1.0
+    top_k: Annotated[int, Whole(1, also=-1, meaning="off")] = -1
+    top_p: Annotated[float, number(above=0, at_most=1)] = 1.0  # 1 is off
 
 
 # ---- what comes back -----------------------------------------------------------------------------------------------
+
+Metrics = Annotated[dict[str, float], DictOf(ANY_NUMBER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,14 +405,17 @@ class ForwardBackwardOutput:
 
     loss_fn_output_type: str
     loss_fn_outputs: list[dict[str, TensorData]]
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: Metrics = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class OptimStepResponse(Value):
     """`grad_norm` (before clipping), `update_norm` (of the change of the weights), `skipped_nonfinite` (0 or 1)."""
 
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: Metrics = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,8 +425,15 @@ class SampledSequence:
 
     stop_reason: StopReason
     tokens: list[int]
-    logprobs: list[float] | None = None
+    logprobs: Annotated[list[float], ListOf(ANY_NUMBER)] | None = None  # one a token
     sequence_id: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.logprobs is not None and len(self.logprobs) != len(self.tokens):
+            raise InvalidRequest(
+                f"SampledSequence.logprobs must have one number a token, {len(self.tokens)}: {len(self.logprobs)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,9 +441,14 @@ class SampleResponse:
     """The continuations of one prompt. Prompt logprobs are at temperature 1; their first entry is None."""
 
     sequences: list[SampledSequence]
-    prompt_logprobs: list[float | None] | None = None
-    topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
-    prompt_cache_hit_tokens: int = 0
+    prompt_logprobs: Annotated[list[float | None], ListOf(Maybe(ANY_NUMBER))] | None = None
+    topk_prompt_logprobs: (
+        Annotated[list[list[tuple[int, float]] | None], ListOf(Maybe(ListOf(Anything("(token id, logprob)"))))] | None
+    ) = None
+    prompt_cache_hit_tokens: Annotated[int, Whole(0)] = 0
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,7 +488,7 @@ class GetInfoResponse(Value):
     model_data: ModelData
     model_id: ModelID
     is_lora: bool = True
-    lora_rank: int | None = None
+    lora_rank: Rank | None = None
     model_name: str | None = None
     optimizer_config: OptimizerConfig = field(default_factory=AdamOptimizerConfig)
     user_metadata: dict[str, str] | None = None  # of the service and the client
@@ -542,7 +499,7 @@ class SupportedModel(Value):
     """A base model, its longest context in tokens, and what it can be used for."""
 
     model_name: str | None = None
-    max_context_length: int | None = None
+    max_context_length: Annotated[int, Whole(1)] | None = None
     trainable: bool | None = None
     sampleable: bool | None = None
 

@@ -4,13 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, cast
 
+from stovetop.checks import check
+
 
 class Value:
     """A frozen dataclass that can be written as JSON. Its method has the name that it has in the Tinker SDK, whose
-    values are pydantic models."""
+    values are pydantic models. Its fields are held to their rules when it is made (`rules.py`)."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def model_dump(self) -> dict[str, Any]:
         """The fields by name; values, tuples and mappings within them become dicts and lists."""

@@ -305,7 +305,7 @@ def test_a_prompt_and_max_tokens_over_the_context_are_refused_with_all_numbers(
         (ModelInput.empty(), 1, 0, "prompt is empty"),
         (ModelInput.from_ints([10**6]), 1, 0, "prompt: token id 1000000 at position 0"),
         (ModelInput([ImageChunk(b"", "png", 1)]), 1, 0, "prompt has an image"),
-        (PROMPT, 0, 0, "num_samples must be at least 1: 0"),
+        (PROMPT, 0, 0, "num_samples must be an integer from 1 to 65536.*: 0"),
         (PROMPT, 1, -1, "topk_prompt_logprobs.*-1"),
         (PROMPT, 1, 10**6, "topk_prompt_logprobs.*1000000"),
     ],

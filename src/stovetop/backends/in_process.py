@@ -5,7 +5,6 @@ result. What an op does stands in `engine/ops.py`.
 """
 
 import itertools
-import re
 import secrets
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -13,43 +12,57 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 import numpy as np
 
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns
-from stovetop.client import CloseStatus, ServiceClient, Tokenizer, UserMetadata
+from stovetop.checks import checked, take
+from stovetop.client import (
+    MAX_NAME,
+    AtLeastNone,
+    BaseModel,
+    CheckpointName,
+    CloseStatus,
+    CustomLossFn,
+    HowToSample,
+    HowToStep,
+    NumSamples,
+    Prompt,
+    ServiceClient,
+    StatePath,
+    Tokenizer,
+    Ttl,
+    UserMetadata,
+)
 from stovetop.engine import ops
 from stovetop.engine.saved_states import SavedState, describe
-from stovetop.errors import CheckpointError, CheckpointExists, InvalidRequest, UnknownName
+from stovetop.errors import CheckpointError, CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, pending, resolved
-from stovetop.losses import LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
+from stovetop.losses import Data, LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
 from stovetop.model_store import canonical_name
+from stovetop.rules import Whole
 from stovetop.sdk_differences import missing_attribute, require_neutral
 from stovetop.types import (
     AdamOptimizerConfig,
-    AdamParams,
-    Datum,
     ForwardBackwardOutput,
     GetInfoResponse,
     GetServerCapabilitiesResponse,
     LoadWeightsResponse,
     LoraConfig,
     ModelData,
-    ModelInput,
     OptimStepResponse,
+    Rank,
     SampleResponse,
     SamplingParams,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
+    Seed,
     SupportedModel,
     TensorData,
 )
-
-if TYPE_CHECKING:
-    from stovetop.client import CustomLossFn
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +97,18 @@ class InProcessSamplingClient:
         self._base = base
         self._weights = weights
 
+    @checked
     def sample(
         self,
-        prompt: ModelInput,
-        num_samples: int,
-        sampling_params: SamplingParams,
+        prompt: Prompt,
+        num_samples: NumSamples,
+        sampling_params: HowToSample,
         include_prompt_logprobs: bool = False,
-        topk_prompt_logprobs: int = 0,
+        topk_prompt_logprobs: AtLeastNone = 0,
         topk_sample_logprobs: int = 0,
         target_prompt_logprobs: TensorData | None = None,
         prompt_alt_tokens_k: int = 0,
-        prompt_logprobs_last_n: int | None = None,
+        prompt_logprobs_last_n: AtLeastNone | None = None,
     ) -> APIFuture[SampleResponse]:
         require_neutral(
             "sample",
@@ -102,17 +116,10 @@ class InProcessSamplingClient:
             target_prompt_logprobs=target_prompt_logprobs,
             prompt_alt_tokens_k=prompt_alt_tokens_k,
         )
-        _check_last_n("sample", prompt_logprobs_last_n)
         limits = self._base.thread.engine.limits
-        check_model_input(prompt, limits, what="sample: prompt")
-        if num_samples < 1:
-            raise InvalidRequest(f"sample: num_samples must be at least 1: {num_samples}")
-        if topk_prompt_logprobs < 0 or topk_prompt_logprobs > limits.vocab_size:
-            raise InvalidRequest(
-                f"sample: topk_prompt_logprobs must be in 0..{limits.vocab_size}: {topk_prompt_logprobs}"
-            )
-        stop_ids = [stop for stop in sampling_params.stop or () if isinstance(stop, int)]
-        check_token_ids(np.array(stop_ids, np.int64), limits, what="sample: stop")
+        check_model_input(prompt, limits, what="prompt")
+        take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
+        self._check_stop(sampling_params)
         params = _completed(sampling_params, prompt, limits.context_length, limits.name)
         self._base.observe(
             Call(
@@ -127,17 +134,28 @@ class InProcessSamplingClient:
             "sample", op, lambda response: _as_asked(response, sequence_ids, prompt_logprobs_last_n)
         )
 
+    @checked
     def compute_logprobs(
-        self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None
+        self, prompt: Prompt, prompt_logprobs_last_n: AtLeastNone | None = None
     ) -> APIFuture[list[float | None]]:
-        _check_last_n("compute_logprobs", prompt_logprobs_last_n)
-        check_model_input(prompt, self._base.thread.engine.limits, what="compute_logprobs: prompt")
+        check_model_input(prompt, self._base.thread.engine.limits, what="prompt")
         self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
         return self._base.thread.call(
             "compute_logprobs",
             ops.ComputeLogprobs(self._weights, prompt),
             lambda logprobs: _last(logprobs, prompt_logprobs_last_n),
         )
+
+    def _check_stop(self, params: SamplingParams) -> None:
+        """A stop string needs a tokenizer, a stop token its place in the vocabulary."""
+        stop = () if params.stop is None else params.stop
+        ids = [item for item in stop if isinstance(item, int)]
+        if len(ids) < len(stop):
+            try:
+                self.get_tokenizer()
+            except InvalidRequest as error:
+                raise InvalidRequest(f"SamplingParams.stop has strings, but {error}") from error
+        check_token_ids(np.array(ids, np.int64), self._base.thread.engine.limits, what="SamplingParams.stop")
 
     def get_tokenizer(self) -> Tokenizer:
         return self._base.thread.engine.get_tokenizer()
@@ -174,26 +192,29 @@ class InProcessTrainingClient:
         self._run = run
         self._number = itertools.count(1)
 
+    @checked
     def forward(
-        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+        self, data: Data, loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
         loss = parse_loss(loss_fn, loss_fn_config)
         check_data(data, loss, self._base.thread.engine.limits)
         arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
         return self._call("forward", arguments, ops.Forward(self._adapter, list(data), loss))
 
+    @checked
     def forward_backward(
-        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+        self, data: Data, loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
         loss = parse_loss(loss_fn, loss_fn_config)
         check_data(data, loss, self._base.thread.engine.limits)
         arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
         return self._call("forward_backward", arguments, ops.ForwardBackward(self._adapter, list(data), loss))
 
+    @checked
     def forward_backward_custom(
         self,
-        data: Sequence[Datum],
-        loss_fn: "CustomLossFn",
+        data: Data,
+        loss_fn: CustomLossFn,
         *,
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
@@ -202,19 +223,23 @@ class InProcessTrainingClient:
         op = ops.ForwardBackwardCustom(self._adapter, list(data), loss_fn)
         return self._call("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn}, op)
 
+    @checked
     def optim_step(
-        self, optim_params: AdamParams | None = None, *, adam_params: AdamParams | None = None
+        self, optim_params: HowToStep | None = None, *, adam_params: HowToStep | None = None
     ) -> APIFuture[OptimStepResponse]:
         params = optim_params if adam_params is None else adam_params
         if params is None or (optim_params is not None and adam_params is not None):
-            raise InvalidRequest("optim_step takes optim_params or, by its older name, adam_params: one of them")
+            raise InvalidRequest(
+                "pass optim_params, AdamParams(learning_rate=1e-4) say, or adam_params, its older name: one of the two"
+            )
         op = ops.OptimStep(self._adapter, params)
         return self._call("optim_step", {"optim_params": params}, op)
 
+    @checked
     def save_state(
         self,
-        name: str,
-        ttl_seconds: int | None = None,
+        name: CheckpointName,
+        ttl_seconds: Ttl | None = None,
         overwrite: bool = False,
         user_metadata: UserMetadata | None = None,
     ) -> APIFuture[SaveWeightsResponse]:
@@ -222,8 +247,9 @@ class InProcessTrainingClient:
         op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=True, overwrite=overwrite)
         return self._call("save_state", {"name": name}, op, lambda _: SaveWeightsResponse(str(path)))
 
+    @checked
     def save_weights_for_sampler(
-        self, name: str, ttl_seconds: int | None = None, user_metadata: UserMetadata | None = None
+        self, name: CheckpointName, ttl_seconds: Ttl | None = None, user_metadata: UserMetadata | None = None
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         path = self._path("sampler_weights", name, overwrite=False)
         op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=False, overwrite=False)
@@ -231,19 +257,22 @@ class InProcessTrainingClient:
             "save_weights_for_sampler", {"name": name}, op, lambda _: SaveWeightsForSamplerResponse(str(path))
         )
 
-    def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[LoadWeightsResponse]:
+    @checked
+    def load_state(self, path: StatePath, weights_access_token: str | None = None) -> APIFuture[LoadWeightsResponse]:
         require_neutral("load_state", weights_access_token=weights_access_token)
         return self._load("load_state", path, with_optimizer=False)
 
+    @checked
     def load_state_with_optimizer(
-        self, path: str, weights_access_token: str | None = None
+        self, path: StatePath, weights_access_token: str | None = None
     ) -> APIFuture[LoadWeightsResponse]:
         require_neutral("load_state_with_optimizer", weights_access_token=weights_access_token)
         return self._load("load_state_with_optimizer", path, with_optimizer=True)
 
+    @checked
     def save_weights_and_get_sampling_client(
         self,
-        name: str | None = None,
+        name: CheckpointName | None = None,
         retry_config: object | None = None,
         record_stability_info: bool = False,
         kind: Literal["snapshot"] = "snapshot",
@@ -263,8 +292,9 @@ class InProcessTrainingClient:
         )
         return ClientFuture(frozen.future())
 
+    @checked
     def create_sampling_client(
-        self, model_path: str, retry_config: object | None = None, record_stability_info: bool = False
+        self, model_path: StatePath, retry_config: object | None = None, record_stability_info: bool = False
     ) -> ClientFuture[Any]:
         require_neutral(
             "create_sampling_client", retry_config=retry_config, record_stability_info=record_stability_info
@@ -293,8 +323,6 @@ class InProcessTrainingClient:
         return self._base.thread.call(f"{verb} (call {next(self._number)} of {self.model_id})", op, finish)
 
     def _path(self, kind: str, name: str, overwrite: bool) -> Path:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise InvalidRequest(f"a checkpoint name has letters, digits, '.', '_' and '-' only: {name!r}")
         path = self._base.storage / "checkpoints" / self.model_id / kind / name
         if path.exists() and not overwrite:
             raise CheckpointExists(f"{kind} {name!r} exists; choose another name or pass overwrite=True: {path}")
@@ -322,7 +350,7 @@ class InProcessTrainingClient:
     def _load(self, verb: str, path: str, *, with_optimizer: bool) -> APIFuture[LoadWeightsResponse]:
         saved, own = _checked_state(path, self._base, with_optimizer=with_optimizer).lora, self._config
         if replace(saved, seed=own.seed) != own:
-            raise InvalidRequest(f"{verb}: this adapter is {own}, the saved one {saved}; make a client from that state")
+            raise InvalidRequest(f"this adapter is {own}, the saved one {saved}; make a client from that state")
         op = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer)
         return self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path))
 
@@ -380,11 +408,12 @@ class InProcessServiceClient(ServiceClient):
         service._lock = threading.Lock()
         return service
 
+    @checked
     def create_lora_training_client(
         self,
-        base_model: str,
-        rank: int = 32,
-        seed: int | None = None,
+        base_model: BaseModel,
+        rank: Rank = 32,
+        seed: Seed | None = None,
         train_mlp: bool = True,
         train_attn: bool = True,
         train_unembed: bool = True,
@@ -398,10 +427,11 @@ class InProcessServiceClient(ServiceClient):
         self._observe(Call("service", "create_lora_training_client", arguments))
         return self._training_client(self._base(base_model), ops.CreateAdapter(config), config, user_metadata)
 
+    @checked
     def create_training_client_from_state(
         self,
-        path: str,
-        base_model: str | None = None,
+        path: StatePath,
+        base_model: BaseModel | None = None,
         user_metadata: UserMetadata | None = None,
         weights_access_token: str | None = None,
         optimizer: AdamOptimizerConfig | None = None,
@@ -410,10 +440,11 @@ class InProcessServiceClient(ServiceClient):
         require_neutral(verb, weights_access_token=weights_access_token, optimizer=optimizer)
         return self._from_state(verb, path, base_model, user_metadata, False)
 
+    @checked
     def create_training_client_from_state_with_optimizer(
         self,
-        path: str,
-        base_model: str | None = None,
+        path: StatePath,
+        base_model: BaseModel | None = None,
         user_metadata: UserMetadata | None = None,
         weights_access_token: str | None = None,
     ) -> ClientFuture[Any]:
@@ -421,17 +452,18 @@ class InProcessServiceClient(ServiceClient):
         require_neutral(verb, weights_access_token=weights_access_token)
         return self._from_state(verb, path, base_model, user_metadata, True)
 
+    @checked
     def create_sampling_client(
         self,
-        model_path: str | None = None,
-        base_model: str | None = None,
+        model_path: StatePath | None = None,
+        base_model: BaseModel | None = None,
         retry_config: object | None = None,
         record_stability_info: bool = False,
     ) -> ClientFuture[Any]:
         verb = "create_sampling_client"
         require_neutral(verb, retry_config=retry_config, record_stability_info=record_stability_info)
         if model_path is None and base_model is None:
-            raise InvalidRequest(f"{verb} needs a model_path or a base_model, or both")
+            raise InvalidRequest("needs a model_path or a base_model, or both: neither is given")
         self._observe(Call("service", verb, {"model_path": model_path, "base_model": base_model}))
         if model_path is not None:
             base = self._base(base_model or describe(Path(model_path)).base_model)
@@ -449,10 +481,9 @@ class InProcessServiceClient(ServiceClient):
             [SupportedModel(name, lengths.get(name), trainable=True, sampleable=True) for name in names]
         )
 
+    @checked
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
         """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun."""
-        if status not in get_args(CloseStatus):
-            raise UnknownName("status of close", status, get_args(CloseStatus))
         with self._dropping_on_error():
             for base in self._bases.values():
                 base.thread.finish()
@@ -521,18 +552,13 @@ class InProcessServiceClient(ServiceClient):
     def _training_client(
         self, base: _Base, op: ops.Op, config: LoraConfig, user_metadata: UserMetadata | None
     ) -> ClientFuture[Any]:
-        model_id = f"{Path(base.name).name}-{secrets.token_hex(4)}"
+        model_id = f"{Path(base.name).name[:MAX_NAME]}-{secrets.token_hex(4)}"
         run = LiveRun(model_id, base.name, config, self._labels.with_metadata(user_metadata))
         self._runs[model_id] = run
         made = base.thread.call(
             f"making {model_id}", op, lambda adapter: InProcessTrainingClient(base, adapter, config, run)
         )
         return ClientFuture(made.future())
-
-
-def _check_last_n(verb: str, last_n: int | None) -> None:
-    if last_n is not None and last_n < 0:
-        raise InvalidRequest(f"{verb}: prompt_logprobs_last_n must not be negative: {last_n}")
 
 
 def _last(values_T: list[Any], last_n: int | None) -> list[Any]:
@@ -587,14 +613,14 @@ def _checked_state(path: str, base: _Base, *, with_optimizer: bool) -> SavedStat
     return state
 
 
-def _completed(params: SamplingParams, prompt: ModelInput, context_length: int, model: str) -> SamplingParams:
+def _completed(params: SamplingParams, prompt: Prompt, context_length: int, model: str) -> SamplingParams:
     """Params with a seed and a max_tokens that fits."""
     room = context_length - prompt.length
     max_tokens = room if params.max_tokens is None else params.max_tokens
     if max_tokens > room or room == 0:
         remedy = f"lower max_tokens to {room}" if room else "shorten the prompt"
         raise InvalidRequest(
-            f"sample: the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}; together they "
+            f"the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}; together they "
             f"exceed the context of {model}, {context_length}; {remedy}"
         )
     seed = secrets.randbits(63) if params.seed is None else params.seed
