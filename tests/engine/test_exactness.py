@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedModel
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig, GemmaForCausalLM, PreTrainedModel
 
 from engine import tiny
 from engine.test_attention import SMALL, gpt_oss
@@ -34,7 +34,7 @@ def test_a_float32_model_on_the_cpu_runs_row_exactly_by_default() -> None:
         (lambda: tiny.llama().bfloat16(), "float32 on the CPU, not bfloat16"),
         (lambda: GemmaForCausalLM(GemmaConfig(**SMALL)), "activation 'gelu"),
         (gpt_oss, "num_experts"),
-        (lambda: tiny.llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "'dynamic'"),
+        (lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, hidden_activation="silu")), "its rotary embedding"),
     ],
 )
 def test_where_it_does_not_hold_it_is_refused_by_name_and_off_by_default(

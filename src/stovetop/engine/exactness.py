@@ -25,7 +25,8 @@ from stovetop.types import LoraConfig
 
 ROWS = (8, 32, 128)  # counts of rows that a linear is tried with
 HEAD_LOGITS_LIMIT = 2**24  # the head is tried with as many rows as keep its logits below this
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles depend on the position alone
+# those whose angles depend on the position alone, within the context that a model has (`proving.context_length`)
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 def obstacle(model: nn.Module, config, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -125,7 +125,11 @@ def adopt(
     _report_context(name, config)
     wanted = deterministic is not False
     obstacle = exactness.obstacle(model, config, torch.device(device), model.dtype) if wanted else "not asked for"
-    prove(name, model, lambda copy, how: _taken_over(copy, name, "", None, how), row_exact=obstacle is None)
+
+    def wrap(small: PreTrainedModel, arithmetic: Arithmetic) -> BaseModel:
+        return _taken_over(small, name, "", None, arithmetic)
+
+    obstacle = prove(name, model, wrap, row_exact=obstacle is None) or obstacle
     probe = probe_tokens(config.vocab_size, context_length(config))
     with torch.no_grad():
         expected = [model(torch.tensor([tokens], device=device), use_cache=False).logits[0] for tokens in probe]
