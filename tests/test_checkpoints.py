@@ -84,6 +84,31 @@ def test_without_a_file_there_are_no_checkpoints(tmp_path: Path):
     assert get_last_checkpoint(tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"3",
+        b"{",
+        b'{"name": 1}',
+        b'{"name": "a", "batch": 1.5}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_row_is_named_by_file_and_line_where_a_run_is_resumed(tmp_path: Path, row: bytes):
+    (tmp_path / "checkpoints.jsonl").write_bytes(b'{"name": "a", "batch": 1}\n' + row + b"\n")
+    with (
+        open_service(tmp_path) as service,
+        pytest.raises(StovetopError, match=r"checkpoints\.jsonl, line 2: ") as damaged,
+    ):
+        asyncio.run(begin(service, tmp_path))
+    assert len(str(damaged.value)) < 600
+
+
 def test_the_last_row_that_has_the_key_counts(tmp_path: Path):
     for row in (
         {"name": "a", "state_path": "/a"},

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -180,6 +181,152 @@ def test_a_bug_is_not_hidden() -> None:
         main(["run", "toy", "then=crash"])
 
 
+# ---- what is known without a model ----------------------------------------------------------------------------------
+
+NO_RUNS: list[tuple[str, str, str]] = [
+    ("sl_loop", "dataset=nofile.jsonl", "no such file"),
+    ("sl_loop", "dataset=sample:chat", "sample:chats|'chats'"),
+    ("sl_loop", "test_dataset=nofile.jsonl", "no such file"),
+    ("sl_loop", "test_size=-1", "test_size"),
+    ("sl_loop", "test_size=99", "test_size must leave a row to train on"),
+    ("sl_loop", "model=smolm2", "did you mean 'HuggingFaceTB|unknown base_model 'smolm2'"),
+    ("sl_loop", "load_checkpoint_path=/nowhere", "load_checkpoint_path is no folder"),
+    ("sl_loop", "renderer_name=chat_templte", "'chat_template'"),
+    ("sl_loop", "train_on_what=all_the_rest", "all_user_and_system_messages"),
+    ("sl_loop", "max_length=1", "max_length"),
+    ("sl_loop", "learning_rate=-3", "learning_rate"),
+    ("sl_loop", "learning_rate=nan", "learning_rate"),
+    ("sl_loop", "lr_schedule=sine", "'cosine'"),
+    ("sl_loop", "warmup_steps=-1", "warmup_steps"),
+    ("sl_loop", "warmup_steps=99", "warmup_steps must be at most 20, the number of steps: 99"),
+    ("sl_loop", "num_epochs=0", "num_epochs"),
+    ("sl_loop", "batch_size=0", "batch_size"),
+    ("sl_loop", "batch_size=99", "batch_size must be at most 20, the number of chats to train on: 99"),
+    ("sl_loop", "lora_rank=0", "lora_rank"),
+    ("sl_loop", "seed=-1", "seed"),
+    ("sl_loop", "adam_beta1=1", "adam_beta1"),
+    ("sl_loop", "adam_beta2=-0.1", "adam_beta2"),
+    ("sl_loop", "adam_eps=inf", "adam_eps"),
+    ("sl_loop", "eval_every=-1", "eval_every"),
+    ("sl_loop", "save_every=-2", "save_every"),
+    ("sl_loop", "log_path=", "log_path is empty"),
+    ("sl_loop", "log_path=.", "the current folder"),
+    ("sl_loop", "behavior_if_exists=keep", "'resume'"),
+    ("rl_loop", "dataset=sample:chats test_size=4", "needs 'answer'"),
+    ("rl_loop", "groups_per_batch=99", "groups_per_batch must be at most 32, the number of problems to train on: 99"),
+    ("rl_loop", "group_size=1", "group_size"),
+    ("rl_loop", "max_tokens=0", "max_tokens"),
+    ("rl_loop", "temperature=0", "temperature"),
+    ("rl_loop", "max_steps=0", "max_steps"),
+    ("rl_loop", "max_steps=-1", "max_steps"),
+    ("rl_loop", "loss_fn=nope", "importance_sampling"),
+    ("rl_loop", "loss_fn=cross_entropy", "temperature"),
+    ("sort_digits_demo", "num_test_problems=65", "num_test_problems"),
+    ("sort_digits_demo", "rl_steps=0", "rl_steps"),
+    ("sort_digits_demo", "model=nope", "unknown base_model"),
+    ("sort_digits_demo", "log_path=..", "that the current folder is in"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "word", "named"), NO_RUNS)
+def test_a_dry_run_finds_all_that_can_be_known_without_a_model(
+    recipe: str,
+    word: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    words = ["run", recipe, f"model={model}", "--dry-run"]
+    assert code_of(*words) == 0
+    assert not (tmp_path / "runs").exists()
+    capsys.readouterr()
+    assert code_of(*words, *word.split()) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert re.search(named, said), said
+    assert "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "toy_recipe.py"]
+
+
+def test_a_dry_run_finds_a_folder_that_is_no_run_or_a_run_of_another_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = [
+        "run",
+        "sl_loop",
+        "base_url=recording",
+        f"log_path={tmp_path}/run",
+        "renderer_name=role_colon",
+        "epochs=1",
+    ]
+    assert code_of(*sample) == 0
+    assert code_of(*sample, "--dry-run") == code_of(*sample, "--dry-run", "save_every=3") == 0
+    capsys.readouterr()
+    assert code_of(*sample, "--dry-run", "learning_rate=1e-3") == 2
+    assert "learning_rate: 0.0002 -> 0.001" in capsys.readouterr().err
+    assert code_of(*sample[:3], f"log_path={tmp_path}", "--dry-run") == 2
+    assert "it holds run, toy_recipe.py, and no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["dataset=nofile.jsonl", "model=nowhere/none", "load_checkpoint_path=/nowhere"])
+def test_the_corrected_command_runs_where_a_mistaken_one_failed(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "sl_loop", f"log_path={tmp_path}/run", "renderer_name=role_colon", "epochs=1", "save_every=1"]
+    backend = [] if wrong.startswith("model") else ["base_url=recording"]
+    assert code_of(*words, *backend, wrong) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    assert code_of(*words, "base_url=recording", "behavior_if_exists=raise") == 0
+
+
+@pytest.mark.parametrize("value", ["all_tokens", "ALL_TOKENS", "All_Tokens"])
+def test_a_choice_is_accepted_as_it_is_printed_and_by_its_name(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ([f"train_on_what={value}"], [f"--train-on-what={value}"], ["--train_on_what", value]):
+        assert code_of("run", "sl_loop", "--dry-run", "base_url=recording", *form) == 0
+        assert "  train_on_what=all_tokens\n" in capsys.readouterr().out
+
+
+def test_describe_says_what_is_accepted_and_what_may_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("describe", "sl_loop", "--json") == 0
+    fields = {field["name"]: field for field in json.loads(capsys.readouterr().out)["fields"]}
+    for choice in fields["train_on_what"]["accepts"].removeprefix("one of ").split(", "):
+        assert code_of("run", "sl_loop", "--dry-run", "base_url=recording", f"train_on_what={choice}") == 0
+    assert fields["batch_size"]["accepts"] == "an integer of at least 1"
+    assert fields["batch_size"]["type"] == "int"
+    assert fields["save_every"]["may_change"] == "always"
+    assert fields["num_epochs"]["may_change"] == "while lr_schedule=constant"
+    assert fields["learning_rate"]["may_change"] == ""
+    capsys.readouterr()
+    assert code_of("describe", "sl_loop") == 0
+    said = capsys.readouterr().out
+    assert "A run that goes on may have another value of: log_path," in said
+    assert "num_epochs (while lr_schedule=constant)" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["show", "m", "sample:chats", "--limit", "-1"], "--limit: must be an integer of at least 1: '-1'"),
+        (["show", "m", "sample:chats", "--limit", "two"], "--limit"),
+        (["chat", "--max-tokens", "0"], "--max-tokens: must be an integer of at least 1: '0'"),
+        (["chat", "--temperature", "-1"], "--temperature: must be a number of at least 0: '-1'"),
+        (["chat", "--temperature", "nan"], "--temperature"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_a_usage_error(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(*words) == 2
+    assert named in capsys.readouterr().err
+
+
 # ---- list, describe, help ------------------------------------------------------------------------------------------
 
 
@@ -203,8 +350,10 @@ def test_describe_takes_the_meaning_of_a_field_from_its_comment(capsys: pytest.C
         "type": "int",
         "default": "1",
         "meaning": "passes over the rows",
+        "accepts": "",
+        "may_change": "",
     }
-    assert fields["limit"] == {"name": "limit", "type": "int | None", "default": "None", "meaning": ""}
+    assert (fields["limit"]["type"], fields["limit"]["default"]) == ("int | None", "None")
     assert code_of("describe", "toy") == 0
     assert "passes over the rows" in capsys.readouterr().out
 

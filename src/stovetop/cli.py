@@ -13,21 +13,22 @@ import dataclasses
 import importlib
 import inspect
 import json
-import re
 import shlex
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from stovetop.cli_configs import Field, as_flags, config_fields, with_values_of_enums
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.fetch import fetch_model
 from stovetop.model_store import FETCHABLE, find_model
 from stovetop.recipes import RECIPES
 from stovetop.tasks import TASKS
+from stovetop.types import SamplingParams
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Action = Callable[[], None]
-
-FIELD_ALIASES = {"model": "model_name", "epochs": "num_epochs", "reference_model": "reference_model_name"}
 
 HELP = """\
 usage: stovetop <command> ...
@@ -73,7 +72,7 @@ recipes:
 
 options:
   field=value    a field of the recipe's config; --field=value and --field value are the same
-  --dry-run      check the config, print it, and stop
+  --dry-run      check all that can be known without the model, print the config, and stop
   --debug        show the traceback of an error
 
 stovetop run <recipe> --help lists the fields. An example:
@@ -132,6 +131,20 @@ def understand(words: Sequence[str]) -> Action:
     return _entry("command", words[0], commands)(words[1:])
 
 
+def _count(text: str) -> int:
+    """A number of things, of which there has to be one."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1: {text!r}")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        return SamplingParams(temperature=float(text)).temperature
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0: {text!r}") from error
+
+
 def _entry(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise UnknownName(kind, name, table)
@@ -142,7 +155,8 @@ def _entry(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 
 class RecipeModule(Protocol):
-    """What the module of a recipe has."""
+    """What the module of a recipe has. It may have `check(config)` too, for `--dry-run`, which refuses what can be
+    known to be wrong without a model and without writing anything."""
 
     Config: type["DataclassInstance"]
     main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
@@ -162,11 +176,13 @@ def _run(words: Sequence[str]) -> Action:
         recipe.Config,
         prog=f"stovetop run {words[0]}",
         description=f"{inspect.getdoc(recipe)}\n\nfield=value is the same as --field value; --dry-run only checks.",
-        args=as_flags([word for word in words[1:] if word != "--dry-run"], fields),
-        config=(tyro.conf.FlagConversionOff,),
+        args=with_values_of_enums(as_flags([word for word in words[1:] if word != "--dry-run"], fields), recipe.Config),
+        config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
         use_underscores=True,
     )
     if dry_run:
+        if (check := vars(recipe).get("check")) is not None:
+            check(config)
         return lambda: _show_config(config)
     return lambda: asyncio.run(recipe.main(config))
 
@@ -176,31 +192,8 @@ def load_recipe(name: str) -> RecipeModule:
     return cast(RecipeModule, importlib.import_module(recipe.module))
 
 
-def as_flags(words: Iterable[str], fields: Collection[str]) -> list[str]:
-    """`field=value` becomes `--field=value`, and an alias its field. The value that follows a flag is left alone.
-
-    >>> as_flags(["epochs=2", "--system-prompt", "a=b"], {"num_epochs", "system_prompt"})
-    ['--num_epochs=2', '--system_prompt', 'a=b']
-    """
-    aliases = {alias: field for alias, field in FIELD_ALIASES.items() if field in fields and alias not in fields}
-    flags: list[str] = []
-    value_comes_next = False
-    for word in words:
-        if not value_comes_next and re.match(r"[A-Za-z][\w.-]*=", word):
-            word = f"--{word}"
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            flags.append(f"--{aliases.get(name, name)}{equals}{value}")
-            value_comes_next = not equals
-        else:
-            flags.append(word)
-            value_comes_next = False
-    return flags
-
-
 def _show_config(config: "DataclassInstance") -> None:
-    print("The config is valid. Nothing was run.")
+    print("The config is valid, as far as can be known without the model. Nothing was run or written.")
     for field in dataclasses.fields(config):
         print(f"  {field.name}={getattr(config, field.name)}")
 
@@ -228,30 +221,19 @@ def _describe(words: Sequence[str]) -> Action:
     if options.json:
         rows = [field._asdict() for field in fields]
         return lambda: print(json.dumps({"description": description, "fields": rows}, indent=1))
-    rows = [{"field": field.name, "default": field.default, "meaning": field.meaning} for field in fields]
-    return lambda: _print_table(rows, above=f"{description}\n")
-
-
-class Field(NamedTuple):
-    """One field of a recipe's config, as text."""
-
-    name: str
-    type: str
-    default: str
-    meaning: str
-
-
-def config_fields(config: type["DataclassInstance"]) -> list[Field]:
-    """The meaning of a field is the comment on its line."""
-    comments = dict(re.findall(r"^    (\w+): .*  # (.+)$", inspect.getsource(config), re.MULTILINE))
-    return [
-        Field(field.name, inspect.formatannotation(field.type), _default_of(field), comments.get(field.name, ""))
-        for field in dataclasses.fields(config)
+    rows = [{"field": field.name, "default": field.default, "meaning": _meaning(field)} for field in fields]
+    changes = [
+        field.name + (f" ({field.may_change})" if field.may_change != "always" else "")
+        for field in fields
+        if field.may_change
     ]
+    below = f"A run that goes on may have another value of: {', '.join(changes)}.\n" if changes else ""
+    return lambda: _print_table(rows, above=f"{description}\n", below=below)
 
 
-def _default_of(field: dataclasses.Field[object]) -> str:
-    return str(field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
+def _meaning(field: Field) -> str:
+    """With what is accepted, where that is a choice or a range."""
+    return "; ".join(part for part in (field.meaning, field.accepts) if part)
 
 
 def _fetch(words: Sequence[str]) -> Action:
@@ -291,8 +273,8 @@ def _chat(words: Sequence[str]) -> Action:
     )
     parser.add_argument("--renderer", help="how chats become tokens; None: what fits the model")
     parser.add_argument("--system", default="", help="the system message to begin with")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0 is the most probable answer")
-    parser.add_argument("--max-tokens", type=int, default=512, help="of one answer")
+    parser.add_argument("--temperature", type=_temperature, default=0.7, help="0 is the most probable answer")
+    parser.add_argument("--max-tokens", type=_count, default=512, help="of one answer")
     parser.add_argument("--base-url", default="local", help="where the model runs, as in stovetop.ServiceClient")
     options = parser.parse_args(words)
     return lambda: _talk(options)
@@ -414,10 +396,10 @@ def _show(words: Sequence[str]) -> Action:
     parser.add_argument("--renderer", metavar="NAME", help="how chats are written; the model's own way unless given")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="of the model's tokenizer, if the model is not here")
     parser.add_argument("--train-on-what", metavar="MODE", default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, help="see below")
-    parser.add_argument("--limit", metavar="N", type=int, default=3, help="show the first N chats (default: 3)")
+    parser.add_argument("--limit", metavar="N", type=_count, default=3, help="show the first N chats (default: 3)")
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal only")
     options = parser.parse_args(words)
-    train_on_what = TrainOnWhat(options.train_on_what)
+    train_on_what = TrainOnWhat(options.train_on_what.lower())
     if options.renderer is not None and ":" not in options.renderer:
         _entry("renderer", options.renderer, dict.fromkeys(supported_renderers()))
     return lambda: _show_chats(options, train_on_what)
@@ -445,7 +427,7 @@ def _show_chats(options: argparse.Namespace, train_on_what: "TrainOnWhat") -> No
         print()
 
 
-def _print_table(rows: Sequence[Mapping[str, str]], above: str = "") -> None:
+def _print_table(rows: Sequence[Mapping[str, str]], above: str = "", below: str = "") -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -457,3 +439,4 @@ def _print_table(rows: Sequence[Mapping[str, str]], above: str = "") -> None:
         table.add_row(*map(escape, row.values()))
     print(above, end="")
     Console().print(table)
+    print(below, end="")

@@ -9,7 +9,6 @@ call, and every file is compared with its digest each time, so that a damaged mo
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import contextlib
-import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -90,14 +89,19 @@ def fetch_model(
 @contextlib.contextmanager
 def _alone(path: Path, console: "Console") -> Generator[None]:
     """One process at a time. The lock goes with the process, however that ends."""
+    from filelock import FileLock, Timeout
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print("Another process is fetching this model; waiting for it.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        console.print("Another process is fetching this model; waiting for it.")
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _is_whole(folder: Path, console: "Console") -> bool:

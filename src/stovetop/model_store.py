@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stovetop.errors import UnknownName
 from stovetop.gguf_files import is_gguf
-from stovetop.hub import asking
+from stovetop.hub import asking, why_unreachable
 
 Download = Callable[[str], Path]  # a model of the hub by its name, owner/model, to its folder on this machine
 
@@ -65,7 +65,7 @@ def require_model(name: str, download: Download | None = None) -> Path:
     if folder is not None:
         return folder
     hint = "Pass a folder with config.json or a .gguf file, or run: stovetop fetch smollm2"
-    if download is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
+    if download is not None and _is_name_of_hub(name):
         try:
             return download(name)
         except (OSError, ValueError) as error:  # offline, no such model there, or one that wants a sign-in
@@ -73,6 +73,16 @@ def require_model(name: str, download: Download | None = None) -> Path:
             hint = f"It is not on this machine, and the hub did not give it ({type(error).__name__}: {said}). {hint}"
             raise UnknownName("base_model", name, known_models(), hint=hint) from error
     raise UnknownName("base_model", name, known_models(), hint=hint)
+
+
+def check_model_name(name: str) -> None:
+    """Refuses what `require_model` would, without a download: a model that is neither here nor to be had."""
+    if find_model(name) is None and (not _is_name_of_hub(name) or why_unreachable() is not None):
+        require_model(name, hub_download)
+
+
+def _is_name_of_hub(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not name.startswith(".")
 
 
 def hub_download(name: str) -> Path:

@@ -67,9 +67,14 @@ def claimed(log_path: str | Path, behavior: BehaviorIfExists) -> Generator[RunFo
         if behavior == "delete" and content is not Content.NOTHING:
             _delete(path, locks)
             content = Content.NOTHING
-        if not (path / MARK_FILE).is_file():
-            write_file(path / MARK_FILE, json.dumps({"stovetop_run": 1}).encode())
+        mark(path)
         yield RunFolder(path, content)
+
+
+def mark(path: Path) -> None:
+    """Makes the folder a run's."""
+    if not (path / MARK_FILE).is_file():
+        write_file(path / MARK_FILE, json.dumps({"stovetop_run": 1}).encode())
 
 
 # ---- which folders ---------------------------------------------------------------------------------------------------

@@ -12,14 +12,30 @@ several turns, KL penalties, sampling ahead of training.
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import stovetop
 from stovetop import AdamParams
+from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
+from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import load_rows, split_rows
+from stovetop.datasets import Row, Split, load_rows, split_rows
+from stovetop.losses import parse_loss
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
 from stovetop.model_families import recommended_renderer_name
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    Positive,
+    Seed,
+    Temperature,
+    check_at_most,
+    check_renderer_name,
+    check_weights,
+)
 from stovetop.renderers import get_renderer
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, remove_constant_reward_groups, without_mask
@@ -27,7 +43,8 @@ from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
 from stovetop.rl.problem_env import ProblemDataset, answer_builders
 from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
-from stovetop.runs import BehaviorIfExists, open_run
+from stovetop.rules import Whole
+from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 
 
@@ -35,33 +52,55 @@ from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 class Config:
     dataset: str = "sample:arithmetic"  # FILE.jsonl with "question" or "messages", and "answer"; sample:NAME; a hub id
     test_dataset: str | None = None  # held-out problems, likewise; None: test_size problems of the dataset
-    test_size: int = 32  # problems held out of the dataset when there is no test_dataset; 0: none
+    test_size: Count = 32  # problems held out of the dataset when there is no test_dataset; 0: none
     model_name: str = "smollm2"  # a folder, or a fetched model
     log_path: str = field(default="runs/rl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
-    groups_per_batch: int = 8  # problems a step
-    group_size: int = 8  # answers to each
-    max_tokens: int = 16  # of an answer
-    temperature: float = 1.0
-    learning_rate: float = 4e-5
+    groups_per_batch: Positive = 8  # problems a step
+    group_size: Annotated[int, Whole(2)] = 8  # answers to each; one alone has no others to be better than
+    max_tokens: Positive = 16  # of an answer
+    temperature: Temperature = 1.0
+    learning_rate: LearningRate = 4e-5
     lr_schedule: LRSchedule = "constant"
-    warmup_steps: int = 0
-    num_epochs: int = field(default=1, metadata=HOW_LONG)
-    max_steps: int | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    warmup_steps: Count = 0
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
     loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # the temperature is added
     remove_constant_reward_groups: bool = True  # they have no gradient
-    lora_rank: int = 32
+    lora_rank: Positive = 32
     train_unembed: bool = True  # the output head too
-    seed: int = 0  # of the adapter, the order and the answers
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1e-8
-    eval_every: int = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
-    save_every: int = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    seed: Seed = 0  # of the adapter, the order and the answers
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.95
+    adam_eps: Epsilon = 1e-8
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+        parse_loss(self.loss_fn, {**self.loss_fn_config, "temperature": self.temperature})
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    rows = load(config)
+    answer_builders([*rows.train, *rows.test], get_renderer("role_colon", ByteTokenizer()), config.group_size)
+    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+
+
+def load(config: Config) -> Split[Row]:
+    """The problems to train on, in a first order of their own, and those held out."""
+    rows = split_rows(load_rows(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
+    check_at_most("groups_per_batch", config.groups_per_batch, len(rows.train), "problems to train on")
+    num_steps = -(-len(rows.train) // config.groups_per_batch) * config.num_epochs
+    check_at_most("warmup_steps", config.warmup_steps, min(num_steps, config.max_steps or num_steps), "steps")
+    return rows._replace(test=load_rows(config.test_dataset)) if config.test_dataset else rows
 
 
 async def main(config: Config) -> None:
@@ -70,6 +109,7 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
+    rows = load(config)  # before anything is written
     columns = ("env/all/reward/total", "env/all/by_group/frac_mixed", "optim/entropy", "optim/kl_sample_train_v2",
                "time/total", "test/env/all/reward/total")  # fmt: skip
     with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
@@ -87,15 +127,13 @@ async def train(config: Config, service: ServiceClient) -> None:
         # Problems become builders of environment groups: a prompt, a reference answer, `group_size` tries.
         tokenizer = trainer.get_tokenizer()
         renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
-        rows = split_rows(load_rows(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
-        test_rows = load_rows(config.test_dataset) if config.test_dataset else rows.test
         builders = answer_builders(rows.train, renderer, config.group_size)
         problems = ProblemDataset(builders, config.groups_per_batch, seed=config.seed, num_epochs=config.num_epochs)
         num_steps = min(len(problems), config.max_steps or len(problems))
         if start.is_complete(num_steps):
             return
         run.start_at(start.batch)
-        test_builders = answer_builders(test_rows, renderer, group_size=1)
+        test_builders = answer_builders(rows.test, renderer, group_size=1)
         evaluate = RLTestSetEvaluator(test_builders, config.max_tokens, config.temperature, seed=config.seed)
         loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}
 
@@ -104,7 +142,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             for step in range(start.batch, num_steps):
                 began_s = time.monotonic()
                 sampler = await frozen
-                evaluates = bool(test_rows) and is_due(step, config.eval_every)
+                evaluates = bool(rows.test) and is_due(step, config.eval_every)
                 metrics: dict[str, float] = await evaluate(sampler) if evaluates else {}
 
                 # Answers to every problem of the batch, graded.
@@ -142,7 +180,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                     await saved.record(run.path)
                 bar.advance()
 
-        if test_rows and config.eval_every:
+        if rows.test and config.eval_every:
             run.log_metrics(await evaluate(await frozen), num_steps)
         await save_final_checkpoint(trainer, run.path, start=start, num_batches=num_steps)
         reward = {"reward of a batch": "env/all/reward/total"}

@@ -12,20 +12,34 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 import stovetop
 from stovetop import AdamParams, APIFuture, Datum, ForwardBackwardOutput, OptimStepResponse
 from stovetop.checkpoints import PendingCheckpoint, is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
+from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import Batches, load_chats, split_rows
+from stovetop.datasets import Batches, Split, load_chats, split_rows
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
 from stovetop.model_families import recommended_renderer_name
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    Positive,
+    Seed,
+    check_at_most,
+    check_renderer_name,
+    check_weights,
+)
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import TrainOnWhat
-from stovetop.runs import BehaviorIfExists, open_run
+from stovetop.renderers.messages import Message
+from stovetop.rules import Whole
+from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.supervised.data import data_of_chats
 from stovetop.supervised.nll import mean_nll
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
@@ -35,7 +49,7 @@ from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 class Config:
     dataset: str = "sample:chats"  # FILE.jsonl with {"messages": [...]} a line, sample:NAME, or OWNER/NAME of a hub
     test_dataset: str | None = None  # held-out chats, likewise; None: test_size chats of the dataset
-    test_size: int = 4  # chats held out of the dataset when there is no test_dataset; 0: none
+    test_size: Count = 4  # chats held out of the dataset when there is no test_dataset; 0: none
     model_name: str = "smollm2"  # a folder, or a fetched model
     log_path: str = field(default="runs/sl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
@@ -43,20 +57,40 @@ class Config:
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
-    max_length: int | None = None  # tokens of a chat; what is over is cut off
-    learning_rate: float = 2e-4  # at the first step
+    max_length: Annotated[int, Whole(2)] | None = None  # tokens of a chat; what is over is cut off
+    learning_rate: LearningRate = 2e-4  # at the first step
     lr_schedule: LRSchedule = "linear"
-    warmup_steps: int = 0
-    num_epochs: int = field(default=4, metadata=HOW_LONG)
-    batch_size: int = 4  # chats a step; the last step of an epoch may have fewer
-    lora_rank: int = 32
+    warmup_steps: Count = 0
+    num_epochs: Positive = field(default=4, metadata=HOW_LONG)
+    batch_size: Positive = 4  # chats a step; the last step of an epoch may have fewer
+    lora_rank: Positive = 32
     train_unembed: bool = True  # the output head too
-    seed: int = 0  # of the adapter, the split and the order
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1e-8
-    eval_every: int = field(default=5, metadata=MAY_CHANGE)  # steps; 0: never
-    save_every: int = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    seed: Seed = 0  # of the adapter, the split and the order
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.95
+    adam_eps: Epsilon = 1e-8
+    eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: never
+    save_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    load(config)
+    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+
+
+def load(config: Config) -> Split[list[Message]]:
+    """The chats to train on, in a first order of their own, and those held out."""
+    chats = split_rows(load_chats(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
+    check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
+    num_steps = -(-len(chats.train) // config.batch_size) * config.num_epochs
+    check_at_most("warmup_steps", config.warmup_steps, num_steps, "steps")
+    return chats._replace(test=load_chats(config.test_dataset)) if config.test_dataset else chats
 
 
 class InFlight(NamedTuple):
@@ -78,6 +112,7 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
+    chats = load(config)  # before anything is written
     columns = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "grad_norm")
     with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
         start = await resume_or_create(
@@ -94,11 +129,9 @@ async def train(config: Config, service: ServiceClient) -> None:
         # Chats become datums once: tokens, shifted by one, and a weight for each; a chat's weights sum to 1.
         tokenizer = trainer.get_tokenizer()
         renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
-        chats = split_rows(load_chats(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
-        test_chats = load_chats(config.test_dataset) if config.test_dataset else chats.test
         # A chat may make several datums, where its renderer shows earlier turns otherwise later; a batch counts chats.
         train_chats, test_chats = (
-            data_of_chats(part, renderer, config.max_length, config.train_on_what) for part in (chats.train, test_chats)
+            data_of_chats(part, renderer, config.max_length, config.train_on_what) for part in chats
         )
         test_D = list(chain.from_iterable(test_chats.data_of_chat))
         batches = Batches(train_chats.data_of_chat, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)

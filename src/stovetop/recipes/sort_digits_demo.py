@@ -12,20 +12,24 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import stovetop
 from stovetop import SamplingParams
 from stovetop.checkpoints import get_last_checkpoint
+from stovetop.checks import check as check_fields
 from stovetop.client import SamplingClient, ServiceClient
-from stovetop.durable import append_row, read_rows, write_file
-from stovetop.errors import StovetopError
+from stovetop.durable import append_row, parse_rows, write_file
+from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.model_families import recommended_renderer_name
 from stovetop.recipes import rl_loop, sl_loop
+from stovetop.recipes.settings import LearningRate, Positive, Seed, check_weights
 from stovetop.renderers import get_renderer
 from stovetop.renderers.messages import ensure_text, message_from_json
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.problem_env import answer_builders
+from stovetop.rules import Whole
+from stovetop.run_folder import claimed, mark, run_path, settled
 from stovetop.runs import load
 from stovetop.tasks import sort_digits
 from stovetop.tracking.console import open_console
@@ -42,21 +46,38 @@ class Config:
     model_name: str = "smollm2"  # a folder, or a fetched model
     log_path: str = "runs/sort_digits"  # the run directory; the same one again goes on where it was
     base_url: str | None = None  # None: train in this process
-    seed: int = 0  # of the adapter, the order of the data and the answers
-    sl_learning_rate: float = 5e-4  # decays to zero
-    sl_epochs: int = 4  # of two steps of 16 chats
-    rl_learning_rate: float = 2e-4
-    rl_steps: int = 24  # of 8 problems, 8 answers each
-    num_test_problems: int = 64  # at most 64
+    seed: Seed = 0  # of the adapter, the order of the data and the answers
+    sl_learning_rate: LearningRate = 5e-4  # decays to zero
+    sl_epochs: Positive = 4  # of two steps of 16 chats
+    rl_learning_rate: LearningRate = 2e-4
+    rl_steps: Positive = 24  # of 8 problems, 8 answers each
+    num_test_problems: Annotated[int, Whole(1, sort_digits.NUM_TEST_PROBLEMS)] = sort_digits.NUM_TEST_PROBLEMS
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    settled(_folder(config), "resume")
+    check_weights(config.base_url, config.model_name)
 
 
 async def main(config: Config) -> None:
-    folder = Path(config.log_path).expanduser().resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     console = open_console(shown=True)
     options: dict[str, Any] = {"threads": "probe"} if config.base_url is None else {}
-    with stovetop.ServiceClient(config.base_url, storage=folder, **options) as service:
+    with (
+        claimed(_folder(config), "resume") as (folder, _),
+        stovetop.ServiceClient(config.base_url, storage=folder, **options) as service,
+    ):
         await run(config, service, folder, console)
+
+
+def _folder(config: Config) -> Path:
+    folder = run_path(config.log_path)
+    if all((folder / f"{name}.jsonl").is_file() for name in ("chats", "problems", "test_chats")):
+        mark(folder)  # of a demo that was begun before runs had a mark
+    return folder
 
 
 async def run(config: Config, service: ServiceClient, folder: Path, console: "Console") -> None:
@@ -127,9 +148,26 @@ def final_weights(run_path: Path, key: Literal["state_path", "sampler_path"]) ->
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A row of results.jsonl: how often a stage was right."""
+
+    stage: str
+    sampled: float  # at temperature 1
+    greedy: float
+    seconds: float  # that measuring took
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Self:
+        stage, *numbers = (row.get(key) for key in ("stage", "at temperature 1", "greedy", "seconds"))
+        if stage not in get_args(Stage) or not all(type(number) in (int, float) for number in numbers):
+            raise InvalidRequest(f"a result needs a stage, 'at temperature 1', 'greedy' and 'seconds', numbers: {row}")
+        return cls(str(stage), *(float(number) for number in numbers))  # pyright: ignore[reportArgumentType]  as checked
+
+
 async def measure(stage: Stage, client: SamplingClient, config: Config, folder: Path, console: "Console") -> None:
     """Accuracy on unseen problems, noted once: a stage that was measured is not measured again."""
-    if any(row["stage"] == stage for row in read_rows(folder / RESULTS)):
+    if any(result.stage == stage for result in parse_rows(folder / RESULTS, Result.from_row)):
         return
     tokenizer = client.get_tokenizer()
     renderer = get_renderer(recommended_renderer_name(tokenizer), tokenizer)
@@ -149,16 +187,16 @@ async def measure(stage: Stage, client: SamplingClient, config: Config, folder: 
 def show_results(folder: Path, console: "Console") -> None:
     from rich.table import Table
 
-    results = {row["stage"]: row for row in read_rows(folder / RESULTS)}
+    results = parse_rows(folder / RESULTS, Result.from_row)
     losses = load(folder / "supervised").series("test/nll").values
     held_out = {"base model": losses[0], "after examples": losses[-1]}
     table = Table("", "held-out loss", "right at temperature 1", "right, greedy", title="Unseen problems")
-    for stage, row in results.items():
-        loss = f"{held_out[stage]:.3f}" if stage in held_out else ""
-        table.add_row(stage, loss, f"{row['at temperature 1']:.3f}", f"{row['greedy']:.3f}")
+    for result in results:
+        loss = f"{held_out[result.stage]:.3f}" if result.stage in held_out else ""
+        table.add_row(result.stage, loss, f"{result.sampled:.3f}", f"{result.greedy:.3f}")
     console.print(table)
     stops = [event for run in ("supervised", "rl") for event in load(folder / run).events if event.name == "run.stop"]
-    seconds = sum(event.values["seconds"] for event in stops) + sum(row["seconds"] for row in results.values())
+    seconds = sum(event.values["seconds"] for event in stops) + sum(result.seconds for result in results)
     console.print(f"time spent on training and measuring: {seconds:.0f} s")
 
 

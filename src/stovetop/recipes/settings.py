@@ -1,0 +1,40 @@
+"""What the configs of recipes share: the kinds of values that their fields take, and what can be said of a config
+before a model is loaded. The rule of a field is in its annotation and held by `checks.check` (see `rules.py`); whether
+a run that goes on may have another value is in its metadata (`tracking.configs`).
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from stovetop.errors import CheckpointNotFound, InvalidRequest, UnknownName
+from stovetop.model_store import check_model_name
+from stovetop.renderers import supported_renderers
+from stovetop.rules import Whole, number
+
+Positive = Annotated[int, Whole(1)]  # of what there has to be one of
+Count = Annotated[int, Whole(0)]  # of what there may be none of; for cadences, 0 is never
+LearningRate = Annotated[float, number(at_least=0)]
+Beta = Annotated[float, number(at_least=0, below=1)]  # of Adam
+Epsilon = Annotated[float, number(at_least=0)]
+Temperature = Annotated[float, number(above=0)]  # of answers that are trained on
+Seed = Annotated[int, Whole(0)]
+
+
+def check_renderer_name(name: str | None) -> None:
+    """Refuses a renderer that no table has. One of the user's own, "package.module:Name", is imported when used."""
+    if name is not None and ":" not in name and name not in supported_renderers():
+        raise UnknownName("renderer_name", name, supported_renderers())
+
+
+def check_at_most(name: str, value: int, limit: int, of_what: str) -> None:
+    if value > limit:
+        raise InvalidRequest(f"{name} must be at most {limit}, the number of {of_what}: {value}")
+
+
+def check_weights(base_url: str | None, model_name: str, load_checkpoint_path: str | None = None) -> None:
+    """Refuses a model or a checkpoint that is not to be had, where they would come from this machine."""
+    if base_url not in (None, "local"):
+        return
+    check_model_name(model_name)
+    if load_checkpoint_path is not None and not Path(load_checkpoint_path).is_dir():
+        raise CheckpointNotFound(f"load_checkpoint_path is no folder of a checkpoint: {load_checkpoint_path}")
