@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
 from stovetop.errors import InvalidRequest
+from stovetop.losses import PPO
 from stovetop.rl.data_processing import trajectory_to_data
 from stovetop.rl.metrics import (
     compute_clip_fraction,
@@ -148,6 +151,13 @@ def test_the_clip_fraction_has_the_value_computed_by_hand():
     assert compute_clip_fraction(data, logprobs, 0.0, 1.5) == {"optim/clip_fraction": pytest.approx(1 / 3)}
     assert compute_clip_fraction(data, logprobs, 0.3, 1.7) == {"optim/clip_fraction": 0.0}
     assert compute_clip_fraction([], []) == {}
+
+
+@pytest.mark.parametrize(("ratio", "clipped"), [(0.79, 1), (0.81, 0), (1.0, 0), (1.19, 0), (1.21, 1)])
+def test_what_is_clipped_by_default_is_what_ppo_clips_by_default(ratio: float, clipped: float):
+    fraction = compute_clip_fraction([datum([-1.0], [1])], [trained(math.log(ratio) - 1.0)])
+    assert fraction == {"optim/clip_fraction": clipped}
+    assert (PPO().clip_low_threshold, PPO().clip_high_threshold) == (0.8, 1.2)
 
 
 def test_sampling_client_metrics_have_the_values_computed_by_hand():

@@ -12,6 +12,7 @@ import pytest
 
 from stovetop.backends import recording
 from stovetop.completers import StopCondition, TokensWithLogprobs
+from stovetop.concurrency import together
 from stovetop.errors import EnvError, GradeError, InvalidRequest, RequestFailedError, ServiceClosed
 from stovetop.rl.data_processing import remove_constant_reward_groups
 from stovetop.rl.metrics import compute_trajectory_metrics
@@ -73,6 +74,20 @@ def test_the_answers_of_a_policy_depend_on_its_seed_and_are_not_the_same_twice(t
         assert two_groups(0) == two_groups(0) != two_groups(1)
         first, second = two_groups(0)
     assert not any(answer in second for answer in first)
+
+
+def test_the_answers_of_a_policy_depend_on_how_many_were_asked_for_and_not_on_how_they_were_grouped(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+
+        async def answers_of(*sizes: int) -> list[TokensWithLogprobs]:
+            policy = SamplingPolicy(client, max_tokens=30, seed=0)
+            prompt = ModelInput.from_ints([1])
+            groups = [await together(policy(prompt, [0]) for _ in range(size)) for size in sizes]
+            return groups[-1]
+
+        assert asyncio.run(answers_of(2, 1)) == asyncio.run(answers_of(1, 1, 1))
+        assert asyncio.run(answers_of(2, 1)) != asyncio.run(answers_of(1, 1))
 
 
 def test_a_policy_gives_no_more_tokens_than_a_call_asks_for_and_passes_on_the_stop_condition(tmp_path: Path):
