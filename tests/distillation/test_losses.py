@@ -210,3 +210,7 @@ def test_the_mean_kl_of_data_without_weight_is_refused():
     output = ForwardBackwardOutput("logprobs", [{"logprobs": TensorData([[-1.0, -1.0]], "float32")}])
     with pytest.raises(InvalidRequest, match="none of these 1 datums has a weight"):
         mean_topk_kl(output, [datum])
+
+
+def test_a_jsd_mixes_both_alike_unless_told_otherwise():
+    assert GeneralizedJSD() == GeneralizedJSD(beta=0.5)

@@ -68,6 +68,14 @@ def test_alternatives_that_do_not_fit_are_an_error(topk):
         asyncio.run(compute_teacher_topk(Shows(topk), [datum(1, 2, 3)], 2))
 
 
+def test_a_teacher_shows_its_twenty_likeliest_tokens_unless_told_otherwise(tmp_path):
+    with recording.open_service(tmp_path) as service:
+        teacher = service.create_sampling_client(base_model="any/teacher").result()
+        [twenty], [three] = (asyncio.run(compute_teacher_topk(teacher, [datum(65, 66)], *k)) for k in ((), (3,)))
+    assert (twenty.tokens_NK.shape, three.tokens_NK.shape) == ((1, 20), (1, 3))
+    assert twenty.tokens_NK[0, :3].tolist() == three.tokens_NK[0].tolist()
+
+
 # ---- samples ---------------------------------------------------------------------------------------------------------
 
 
@@ -79,6 +87,21 @@ def test_teacher_samples_are_chats_to_train_on(tmp_path):
     assert [chat[:-1] for chat in chats] == PROMPTS
     assert all(chat[-1]["role"] == "assistant" and get_text_content(chat[-1]) for chat in chats)
     assert len(conversations_to_data(chats, RENDERER, max_length=None)) == 2
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 64), ({"limit": 5}, 5)])
+def test_no_more_answers_than_the_limit_are_asked_for_at_a_time(options: dict[str, int], most: int):
+    asked = [0, 0]  # now, at most
+
+    async def teacher(messages: Sequence[Message]) -> Message:
+        asked[0] += 1
+        asked[1] = max(asked)
+        await asyncio.sleep(0)
+        asked[0] -= 1
+        return Message(role="assistant", content="a")
+
+    asyncio.run(sample_teacher_chats(teacher, PROMPTS * 40, **options))
+    assert asked == [0, most]
 
 
 # ---- learning --------------------------------------------------------------------------------------------------------
