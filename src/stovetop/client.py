@@ -299,6 +299,7 @@ class ServiceClient:
 
         return open_service(
             base_url,
+            api_key=api_key,
             user_metadata=user_metadata,
             project_id=project_id,
             display_name=display_name,

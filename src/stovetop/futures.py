@@ -5,7 +5,12 @@ import concurrent.futures
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
+from stovetop.checks import take
+from stovetop.rules import Maybe, number
+
 T = TypeVar("T")
+
+_TIMEOUT = Maybe(number(at_least=0))  # seconds
 
 
 class APIFuture(Generic[T]):
@@ -17,10 +22,10 @@ class APIFuture(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Blocks until the result is there. After `timeout` seconds TimeoutError is raised; the call still runs."""
-        return self._future.result(timeout)
+        return self._future.result(take(_TIMEOUT, timeout, "result: timeout"))
 
     async def result_async(self, timeout: float | None = None) -> T:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(take(_TIMEOUT, timeout, "result_async: timeout")):
             return await asyncio.wrap_future(self._future)
 
     def __await__(self) -> Generator[object, None, T]:

@@ -50,12 +50,20 @@ def canonical_name(name: str) -> str:
 def find_model(name: str) -> Path | None:
     """The folder of a model given by path, by the name of a fetched model or by its alias; the file of one in GGUF;
     None when there is none."""
-    if is_gguf(Path(name).expanduser()):
-        return Path(name).expanduser().resolve()
-    for folder in (Path(name).expanduser(), model_home() / canonical_name(name)):
+    path = _path_of(name)
+    if is_gguf(path):
+        return path.resolve()
+    for folder in (path, model_home() / canonical_name(name)):
         if (folder / "config.json").is_file():
             return folder.resolve()
     return None
+
+
+def _path_of(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # the home of a user whom this machine does not have
+        return Path(name)
 
 
 def require_model(name: str, download: Download | None = None) -> Path:

@@ -163,10 +163,14 @@ class Text:
     """Strings that can be written down: lone surrogates (half a character) cannot."""
 
     says: str = "a string"
-    suits: Callable[[str], bool] | None = None  # what else must hold
+    suits: Callable[[str], object] | None = None  # what else must hold
 
     def fits(self, value: Any) -> bool:
-        return type(value) is str and (value.isascii() or _encodable(value)) and (not self.suits or self.suits(value))
+        return (
+            type(value) is str
+            and (value.isascii() or _encodable(value))
+            and (self.suits is None or bool(self.suits(value)))
+        )
 
     def taken(self, value: Any) -> str:
         if isinstance(value, str):

@@ -56,7 +56,9 @@ class TensorData:
         if type(array) is not np.ndarray:
             take(_ARRAY, array, "TensorData.from_numpy: array")
         if array.dtype.kind not in "iuf":
-            raise InvalidRequest(f"TensorData holds integers or floats, not {array.dtype}")
+            raise InvalidRequest(
+                f"TensorData.from_numpy: array must hold integers or floats, not {array.dtype}: {shown(array)}"
+            )
         return cls(array, "float32" if array.dtype.kind == "f" else "int64")
 
     @classmethod

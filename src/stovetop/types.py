@@ -222,11 +222,11 @@ _SPANS = ListOf(Instance((PromptProvenanceSpan, SampledProvenanceSpan)))
 
 
 def _covering(what: str, spans: ProvenanceSpans, length: int) -> tuple[ProvenanceSpan, ...]:
-    spans = take(_SPANS, spans, f"the provenance spans of {what}")
+    spans = take(_SPANS, spans, f"Datum.{what}_spans")
     covered = sum(span.length for span in spans)
     if covered != length:
         raise InvalidRequest(
-            f"the provenance spans of {what} must cover its {length} positions, one after the other: {covered}"
+            f"Datum.{what}_spans: the spans of {what} must cover its {length} positions, one after the other: {covered}"
         )
     return tuple(spans)
 
@@ -290,7 +290,7 @@ class Datum:
         if model_input_spans is not None:
             model_input_spans = _covering("model_input", model_input_spans, model_input.length)
         if loss_fn_input_spans is not None and (targets := inputs.get("target_tokens")) is not None:
-            loss_fn_input_spans = _covering("target_tokens", loss_fn_input_spans, len(targets.array))
+            loss_fn_input_spans = _covering("loss_fn_input", loss_fn_input_spans, len(targets.array))
         object.__setattr__(self, "model_input_spans", model_input_spans)
         object.__setattr__(self, "loss_fn_input_spans", loss_fn_input_spans)
 

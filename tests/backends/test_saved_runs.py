@@ -73,7 +73,7 @@ def test_checkpoints_are_listed_the_latest_first_and_in_parts(tmp_path: Path) ->
     assert [run.training_run_id for run in runs] == [first.model_id, second.model_id]
     assert rest.list_training_runs(project_id="p").result().training_runs == runs
     assert rest.list_training_runs(project_id="other").result().training_runs == []
-    with pytest.raises(InvalidRequest, match="negative: -1, 0"):
+    with pytest.raises(InvalidRequest, match="limit must be an integer of at least 0: -1"):
         rest.list_user_checkpoints(limit=-1)
 
 

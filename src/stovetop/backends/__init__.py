@@ -9,22 +9,25 @@ recording share; bigram.py, byte_tokenizer.py and failing_disk.py belong to reco
 
 import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from stovetop.client import ServiceClient, UserMetadata
+from stovetop.checks import checked_as
+from stovetop.client import ServiceClient, Storage, UserMetadata
 from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.rules import Text
 from stovetop.sdk_differences import require_neutral
 
 
+@checked_as("ServiceClient")
 def open_service(
-    base_url: str | None,
+    base_url: Annotated[str, Text("a string; pass user_metadata=... by name")] | None,
     *,
+    api_key: str | None,
     user_metadata: UserMetadata | None,
     project_id: str | None,
     display_name: str | None,
     default_headers_overrides: Mapping[str, str] | None,
-    storage: str | Path | None,
+    storage: Storage | None,
     options: Mapping[str, Any],
 ) -> ServiceClient:
     """See `client.ServiceClient`, whose parameters these are; `options` are those of the provider."""

@@ -229,9 +229,8 @@ class InProcessTrainingClient:
     ) -> APIFuture[OptimStepResponse]:
         params = optim_params if adam_params is None else adam_params
         if params is None or (optim_params is not None and adam_params is not None):
-            raise InvalidRequest(
-                "pass optim_params, AdamParams(learning_rate=1e-4) say, or adam_params, its older name: one of the two"
-            )
+            given = "neither is given" if params is None else "both are given"
+            raise InvalidRequest(f"pass optim_params, AdamParams(...), or adam_params, its older name: {given}")
         op = ops.OptimStep(self._adapter, params)
         return self._call("optim_step", {"optim_params": params}, op)
 
@@ -424,8 +423,10 @@ class InProcessServiceClient(ServiceClient):
         seed = secrets.randbits(63) if seed is None else seed
         config = LoraConfig(rank, seed, train_unembed, train_mlp, train_attn)
         arguments = {"base_model": base_model, "config": config, "user_metadata": user_metadata}
+        base = self._base(base_model)
+        base.thread.engine.check_lora(config)
         self._observe(Call("service", "create_lora_training_client", arguments))
-        return self._training_client(self._base(base_model), ops.CreateAdapter(config), config, user_metadata)
+        return self._training_client(base, ops.CreateAdapter(config), config, user_metadata)
 
     @checked
     def create_training_client_from_state(

@@ -1,39 +1,45 @@
 """The embedded backend: an engine in this process, on a CPU or one GPU. Nothing to start, nothing to sign up for."""
 
 import logging
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.saved_runs import RunLabels
-from stovetop.client import UserMetadata
+from stovetop.checks import checked_as
+from stovetop.client import Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.model_store import Download, hub_download, known_models, require_model
+from stovetop.rules import Anything, Function, Text, Whole
 
 if TYPE_CHECKING:
     from stovetop.engine.merge import MergeReport
 
 log = logging.getLogger(__name__)
 
+Device = Annotated[str, Text("'cpu', 'cuda' or 'cuda:0', 'cuda:1' ...", re.compile(r"cpu|cuda(:\d+)?").fullmatch)]
 
+
+@checked_as("ServiceClient")
 def open_service(
     *,
-    storage: str | Path | None = None,
+    storage: Storage | None = None,
     user_metadata: UserMetadata | None = None,
     project_id: str | None = None,
     display_name: str | None = None,
-    device: str = "cpu",
+    device: Device = "cpu",
     dtype: Literal["float32", "bfloat16"] = "float32",
     deterministic: bool | None = None,
-    threads: int | Literal["probe"] | None = None,
-    max_tokens_per_pass: int = 4096,
+    threads: Annotated[int, Whole(1, 1024)] | Literal["probe"] | None = None,
+    max_tokens_per_pass: Annotated[int, Whole(1)] = 4096,
     micro_batch_invariant: bool = False,
     recompute: bool | None = None,
-    max_adapter_bytes: int | None = None,
-    disk: Disk = LOCAL_DISK,
-    download: Download | None = hub_download,
+    max_adapter_bytes: Annotated[int, Whole(0)] | None = None,
+    disk: Annotated[Disk, Anything()] = LOCAL_DISK,
+    download: Annotated[Download, Function(1, "(name) -> path of a folder")] | None = hub_download,
 ) -> InProcessServiceClient:
     """A service whose base models run here.
 
@@ -56,12 +62,6 @@ def open_service(
 
     On a CPU the GNU C library is told to keep freed memory, up to 1 GiB, for the next pass. This too is the process's.
     """
-    if max_tokens_per_pass < 1:
-        raise InvalidRequest(f"max_tokens_per_pass must be positive (4096 if left out): {max_tokens_per_pass}")
-    if max_adapter_bytes is not None and max_adapter_bytes < 0:
-        raise InvalidRequest(
-            f"max_adapter_bytes must not be negative; leave it out for half of what is available: {max_adapter_bytes}"
-        )
 
     def open_engine(base_model: str) -> ops.Engine:
         import torch

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, assert_never, get_args
+from typing import Annotated, Any, Literal, assert_never, get_args
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -29,11 +29,13 @@ from stovetop.backends.bigram import Floats, Moments, Table
 from stovetop.backends.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.saved_runs import RunLabels
-from stovetop.client import UserMetadata
+from stovetop.checks import check, checked_as
+from stovetop.client import Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
 from stovetop.engine import ops
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.losses import Loss, ModelLimits, temperature_of
+from stovetop.rules import AnyOf, Anything, Function, Instance, ListOf, Text, Whole, number
 from stovetop.types import (
     AdamParams,
     Datum,
@@ -42,6 +44,7 @@ from stovetop.types import (
     ModelInput,
     OptimStepResponse,
     SampleResponse,
+    Seed,
     TensorData,
 )
 
@@ -71,11 +74,12 @@ Latency = float | Callable[[Verb], float]  # seconds a call, or seconds by verb
 class Raises:
     """The `nth` call of a verb, counted from 1 over all clients of a base model, does nothing but fail with `error`."""
 
-    verb: Verb
-    nth: int
+    verb: Annotated[Verb, Text("the name of a verb")]
+    nth: Annotated[int, Whole(1)]
     error: Exception
 
     def __post_init__(self) -> None:
+        check(self)
         if self.verb not in get_args(Verb):
             raise UnknownName("verb", self.verb, get_args(Verb))
 
@@ -84,20 +88,24 @@ class Raises:
 class NonFiniteGradient:
     """The `nth` forward_backward leaves a gradient of NaN."""
 
-    nth: int
+    nth: Annotated[int, Whole(1)]
     verb: Literal["forward_backward", "forward_backward_custom"] = "forward_backward"
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 Fault = Raises | NonFiniteGradient
 
 
+@checked_as("ServiceClient")
 def open_service(
-    storage: Path | str | None = None,
+    storage: Storage | None = None,
     *,
-    seed: int = 0,
-    latency_s: Latency = 0.0,
-    faults: Sequence[Fault] = (),
-    disk: Disk = LOCAL_DISK,
+    seed: Seed = 0,
+    latency_s: Annotated[Latency, AnyOf((number(at_least=0, at_most=3600), Function(1, "(verb) -> seconds")))] = 0.0,
+    faults: Annotated[Sequence[Fault], ListOf(Instance((Raises, NonFiniteGradient)))] = (),
+    disk: Annotated[Disk, Anything()] = LOCAL_DISK,
     models: Sequence[str] | None = None,
     user_metadata: UserMetadata | None = None,
     project_id: str | None = None,
@@ -165,6 +173,9 @@ class RecordingEngine:
         self._queue: list[_Queued] = []  # a heap: what is due first
         self._count = Counter[Verb]()  # of calls by verb
         self._submitted = 0
+
+    def check_lora(self, config: LoraConfig) -> None:
+        """An adapter of any rank is the same whole table."""
 
     def submit(self, op: ops.Op) -> ops.Ticket:
         """Queues an op and records it as a call. It is done when its latency has passed and those before it are
@@ -275,22 +286,16 @@ class RecordingEngine:
     def _custom(self, delta_VV: Table, op: ops.ForwardBackwardCustom) -> tuple[ForwardBackwardOutput, Floats]:
         import torch
 
+        from stovetop.engine.custom_loss import judge
+
         table_VV = self._table(delta_VV)
         scored_D = [bigram.score(table_VV, datum) for datum in op.data]
-        leaves_D = [torch.tensor(scored.logprobs, dtype=torch.float32, requires_grad=True) for scored in scored_D]
-        try:
-            loss, metrics = op.loss_fn(op.data, list(leaves_D))
-        except Exception as error:  # a fault of the caller's function, not of ours
-            raise InvalidRequest(f"the custom loss raised {error!r}") from error
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise InvalidRequest(
-                f"a custom loss must return one number that depends on the logprobs it was given: {loss!r}"
-            )
-        slopes_D = torch.autograd.grad(loss, leaves_D, allow_unused=True, materialize_grads=True)
+        leaves_D = [torch.tensor(scored.logprobs, dtype=torch.float32) for scored in scored_D]
+        judged = judge(op.loss_fn, op.data, leaves_D)
         gradient_VV = np.zeros(table_VV.shape)
-        for datum, scored, slope in zip(op.data, scored_D, slopes_D, strict=True):
+        for datum, scored, slope in zip(op.data, scored_D, judged.gradients, strict=True):
             gradient_VV += bigram.gradient(scored, datum, slope.numpy().astype(np.float64))
-        metrics = {**{name: float(value) for name, value in metrics.items()}, "loss:sum": loss.item()}
+        metrics = {**judged.metrics, "loss:sum": judged.loss}
         return _output([scored.logprobs for scored in scored_D], metrics), gradient_VV
 
     # -- state --

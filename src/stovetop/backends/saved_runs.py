@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from stovetop.backends.older_names import with_older_names
-from stovetop.client import AccessScope, RestClient, UserMetadata
+from stovetop.checks import checked
+from stovetop.client import AccessScope, AtLeastNone, RestClient, StatePath, UserMetadata
 from stovetop.durable import MANIFEST, read_manifest
 from stovetop.engine.saved_states import describe
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, NotFoundError, TornCheckpoint
@@ -99,6 +100,7 @@ class SavedRuns(RestClient):
         runs._capabilities = capabilities
         return runs
 
+    @checked
     def get_training_run(self, training_run_id: str, access_scope: AccessScope = "owned") -> APIFuture[TrainingRun]:
         require_neutral("get_training_run", access_scope=access_scope)
         folder = self._storage / training_run_id
@@ -107,15 +109,17 @@ class SavedRuns(RestClient):
             return resolved(self._run(folder))
         raise RunNotFound(f"no run of this name has saved anything under {self._storage}: {training_run_id!r}")
 
+    @checked
     def get_training_run_by_tinker_path(
-        self, tinker_path: str, access_scope: AccessScope = "owned"
+        self, tinker_path: StatePath, access_scope: AccessScope = "owned"
     ) -> APIFuture[TrainingRun]:
         require_neutral("get_training_run_by_tinker_path", access_scope=access_scope)
         path = Path(tinker_path)
         manifest = _manifest(path)
         return resolved(self._run(path.parent.parent, manifest))
 
-    def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[WeightsInfoResponse]:
+    @checked
+    def get_weights_info_by_tinker_path(self, tinker_path: StatePath) -> APIFuture[WeightsInfoResponse]:
         state = describe(Path(tinker_path))
         lora = state.lora
         return resolved(
@@ -129,8 +133,13 @@ class SavedRuns(RestClient):
             )
         )
 
+    @checked
     def list_training_runs(
-        self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned", project_id: str | None = None
+        self,
+        limit: AtLeastNone = 20,
+        offset: AtLeastNone = 0,
+        access_scope: AccessScope = "owned",
+        project_id: str | None = None,
     ) -> APIFuture[TrainingRunsResponse]:
         require_neutral("list_training_runs", access_scope=access_scope)
         saved = {folder.name: folder for folder in self._storage.glob("*") if _checkpoints(folder)}
@@ -139,19 +148,25 @@ class SavedRuns(RestClient):
         runs = sorted(map(self._run, folders), key=lambda run: run.last_request_time, reverse=True)
         return resolved(TrainingRunsResponse(runs[offset:][:limit], _cursor(limit, offset, len(runs))))
 
+    @checked
     def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
         self.get_training_run(training_run_id)
         return resolved(CheckpointsListResponse(_checkpoints(self._storage / training_run_id)))
 
-    def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> APIFuture[CheckpointsListResponse]:
+    @checked
+    def list_user_checkpoints(
+        self, limit: AtLeastNone = 100, offset: AtLeastNone = 0
+    ) -> APIFuture[CheckpointsListResponse]:
         found = [checkpoint for folder in self._storage.glob("*") for checkpoint in _checkpoints(folder)]
         found.sort(key=lambda checkpoint: checkpoint.time, reverse=True)
         return resolved(CheckpointsListResponse(found[offset:][:limit], _cursor(limit, offset, len(found))))
 
+    @checked
     def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
         return self._delete(self._storage / training_run_id / checkpoint_id)
 
-    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+    @checked
+    def delete_checkpoint_from_tinker_path(self, tinker_path: StatePath) -> APIFuture[None]:
         return self._delete(Path(tinker_path))
 
     def get_server_capabilities(self) -> APIFuture[GetServerCapabilitiesResponse]:
@@ -244,6 +259,4 @@ def _checkpoint(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
 
 
 def _cursor(limit: int, offset: int, total: int) -> Cursor:
-    if limit < 0 or offset < 0:
-        raise InvalidRequest(f"limit and offset must not be negative: {limit}, {offset}")
     return Cursor(offset, limit, total)

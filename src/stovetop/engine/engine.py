@@ -27,7 +27,9 @@ from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training import Adapter, Job, Trainer
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ModelLimits
+from stovetop.types import LoraConfig
 
+BYTES_OF_FACTOR = 16  # of each number: weight, gradient and two moments, in float32
 SHARE_OF_ADAPTERS = 0.5  # of the memory that is available when the model is loaded
 
 
@@ -57,6 +59,17 @@ class Engine:
         self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()))
         self._numbers = itertools.count(1)
         self._disk = disk
+
+    def check_lora(self, config: LoraConfig) -> None:
+        """Refuses targets that the model lacks, and a rank whose adapter could never be in memory."""
+        targets = chosen(config, self._model.targets, self._model.untrainable)
+        bytes_a_rank = BYTES_OF_FACTOR * sum(target.num_inputs + target.num_outputs for target in targets)
+        available = available_bytes(self._model.device)
+        if config.rank * bytes_a_rank > available:
+            raise InvalidRequest(
+                f"rank must be at most {available // bytes_a_rank}: each rank of an adapter of this model takes "
+                f"{bytes_a_rank:,} bytes, with gradient and optimizer, and {available:,} are available: {config.rank}"
+            )
 
     def submit(self, op: ops.Op) -> ops.Ticket:
         ticket = ops.Ticket(next(self._numbers), op)

@@ -159,6 +159,10 @@ class Engine(Protocol):
         """Tells base models apart by content, so that a state meets only the model it was trained on."""
         ...
 
+    def check_lora(self, config: LoraConfig) -> None:
+        """Refuses an adapter that this base model, or this machine, cannot have."""
+        ...
+
     def submit(self, op: Op) -> Ticket: ...
     def step(self) -> list[Finished]:
         """Does a bounded piece of work (a training op, one token for every running sample) and returns what ended."""

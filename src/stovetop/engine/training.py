@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.attention import PackedAttention
+from stovetop.engine.custom_loss import judge
 from stovetop.engine.logprobs import pair_logprobs
 from stovetop.engine.lora import AdapterWeights, factors_of
 from stovetop.engine.loss_math import LossInputs, loss_sum
@@ -283,30 +284,6 @@ class Trainer:
             trains_head = factors_of(share.weights, HEAD) is not None
             groups.setdefault((share.temperature, index if trains_head else None), []).append(index)
         return list(groups.values())
-
-
-class Judged(NamedTuple):
-    """What a custom loss said."""
-
-    loss: float
-    metrics: dict[str, float]
-    logprobs: Sequence[Tensor]  # that it was given
-    gradients: Sequence[Tensor]  # of the loss, with respect to them
-
-
-def judge(loss_fn: Callable[..., Any], data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Judged:
-    """Calls a user's loss with logprobs that lead nowhere."""
-    seen = [tensor.detach().requires_grad_() for tensor in logprobs]
-    try:
-        loss, metrics = loss_fn(list(data), seen)
-    except Exception as error:  # a fault of the caller's function, not of ours
-        raise InvalidRequest(f"the custom loss raised {error!r}") from error
-    if loss.numel() != 1 or not loss.requires_grad:
-        raise InvalidRequest(
-            f"a custom loss must return one number that depends on the logprobs it was given: {loss!r}"
-        )
-    gradients = torch.autograd.grad(loss, seen, allow_unused=True, materialize_grads=True)
-    return Judged(loss.item(), metrics, seen, gradients)
 
 
 class _Targets(NamedTuple):
