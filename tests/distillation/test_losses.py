@@ -81,7 +81,9 @@ def test_what_a_teacher_excludes_is_no_nan(divergence):
 
 
 def test_a_mixture_has_a_share_between_0_and_1():
-    with pytest.raises(InvalidRequest, match=r"beta in \[0, 1\]: 1.5"):
+    with pytest.raises(
+        InvalidRequest, match=r"GeneralizedJSD.beta must be a finite number at least 0 and at most 1: 1.5"
+    ):
         GeneralizedJSD(beta=1.5)
 
 

@@ -157,9 +157,12 @@ def test_every_loss_and_its_gradient_are_finite_far_out(loss, margin):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DPO(beta=0.0), "DPO needs beta above 0: 0.0"),
-        (lambda: RobustDPO(label_smoothing=0.5), r"label_smoothing in \[0, 0.5\): 0.5"),
-        (lambda: ORPO(lam=-1.0), "lam of at least 0"),
+        (lambda: DPO(beta=0.0), "DPO.beta must be a finite number above 0: 0.0"),
+        (
+            lambda: RobustDPO(label_smoothing=0.5),
+            "label_smoothing must be .* at least 0 and below 0.5: 0.5",
+        ),
+        (lambda: ORPO(lam=-1.0), "ORPO.lam must be a finite number at least 0: -1.0"),
         (lambda: compute_preference_loss(SimPO(), PairLogprobs(Sides(row(1), row(1)))), "simpo needs the lengths"),
         (lambda: compute_preference_loss(DPO(), PairLogprobs(Sides(row(1), row(1)))), "dpo needs the reference"),
         (lambda: preference_loss_fn(IPO()), "ipo needs the logprobs of a reference"),
@@ -250,7 +253,7 @@ def test_defaults_are_the_published_ones():
 
 @pytest.mark.parametrize("loss", [DPO, IPO, Hinge, RobustDPO, ConservativeDPO, SimPO, KTO])
 def test_beta_must_be_above_zero(loss):
-    with pytest.raises(InvalidRequest, match=f"{loss.__name__} needs beta above 0: 0"):
+    with pytest.raises(InvalidRequest, match=f"{loss.__name__}.beta must be a finite number above 0: 0"):
         loss(beta=0)
 
 

@@ -53,7 +53,7 @@ def test_a_page_shows_four_groups_unless_told_otherwise(tmp_path: Path, options:
 
 
 def test_a_number_of_groups_below_zero_is_refused_before_anything_is_played():
-    with pytest.raises(InvalidRequest, match="num_groups_to_log must not be negative: -1"):
+    with pytest.raises(InvalidRequest, match="num_groups_to_log must be an integer of at least 0: -1"):
         RLTestSetEvaluator([], max_tokens=3, num_groups_to_log=-1)
 
 

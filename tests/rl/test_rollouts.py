@@ -421,7 +421,7 @@ def test_a_rollout_has_one_try_and_so_many_retries(make: type[RetryOnFailure], m
 def test_three_retries_are_the_default_and_none_may_be_negative():
     assert RetryOnFailure().max_retries == MinViableGroup().max_retries == 3
     for make in (RetryOnFailure, MinViableGroup):
-        with pytest.raises(InvalidRequest, match=f"{make.__name__}.max_retries must not be negative: -1"):
+        with pytest.raises(InvalidRequest, match=f"{make.__name__}.max_retries must be an integer of at least 0: -1"):
             make(max_retries=-1)
 
 
@@ -442,7 +442,7 @@ def test_without_failures_every_policy_gives_the_same(on_error: ErrorPolicy):
 
 
 def test_a_group_cannot_be_viable_without_a_rollout():
-    with pytest.raises(InvalidRequest, match="min_successful must be at least 1: 0"):
+    with pytest.raises(InvalidRequest, match="min_successful must be an integer of at least 1, or None: 0"):
         MinViableGroup(min_successful=0)
 
 

@@ -9,11 +9,13 @@ Shape suffixes: `D` datums, `N` positions of one datum, `K` alternatives at a po
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Annotated, assert_never
 
 import torch
 
+from stovetop.checks import check
 from stovetop.errors import InvalidRequest
+from stovetop.rules import number
 from stovetop.types import Datum
 
 if TYPE_CHECKING:
@@ -40,11 +42,10 @@ class GeneralizedJSD:
     Divided by β it tends to KL(p ‖ q) as β goes to 0, and divided by 1 - β to KL(q ‖ p) as β goes to 1; at 0 and 1
     themselves, where the formula gives 0, it is defined as these two."""
 
-    beta: float = 0.5  # the teacher's share of the mixture
+    beta: Annotated[float, number(at_least=0, at_most=1)] = 0.5  # the teacher's share of the mixture
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise InvalidRequest(f"GeneralizedJSD needs beta in [0, 1]: {self.beta}")
+        check(self)
 
 
 Divergence = ForwardKL | ReverseKL | GeneralizedJSD

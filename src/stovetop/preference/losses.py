@@ -10,14 +10,16 @@ Shape suffixes: `P` pairs, `D` datums, `N` positions of one datum.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, assert_never, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeVar, assert_never, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn.functional import logsigmoid
 
+from stovetop.checks import check
 from stovetop.errors import InvalidRequest
+from stovetop.rules import number
 from stovetop.types import Datum
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Floats = npt.NDArray[np.floating]
+Beta = Annotated[float, number(above=0)]
+Smoothing = Annotated[float, number(at_least=0, below=0.5)]
 
 
 # ---- the losses --------------------------------------------------------------------------------------------------
@@ -36,10 +40,10 @@ class DPO:
     """-log σ(β·m) (Rafailov et al. 2023, arXiv:2305.18290)."""
 
     name: ClassVar[str] = "dpo"
-    beta: float = 0.1  # how closely the policy is held to the reference
+    beta: Beta = 0.1  # how closely the policy is held to the reference
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, f"DPO needs beta above 0: {self.beta}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +52,10 @@ class IPO:
     (Azar et al. 2023, arXiv:2310.12036)."""
 
     name: ClassVar[str] = "ipo"
-    beta: float = 0.1
+    beta: Beta = 0.1
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, f"IPO needs beta above 0: {self.beta}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +63,10 @@ class Hinge:
     """max(0, 1 - β·m) (Zhao et al. 2023, arXiv:2305.10425)."""
 
     name: ClassVar[str] = "hinge"
-    beta: float = 0.1
+    beta: Beta = 0.1
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, f"Hinge needs beta above 0: {self.beta}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +75,11 @@ class RobustDPO:
     (Chowdhury et al. 2024, arXiv:2403.00409)."""
 
     name: ClassVar[str] = "robust"
-    beta: float = 0.1
-    label_smoothing: float = 0.1  # ε, below one half
+    beta: Beta = 0.1
+    label_smoothing: Smoothing = 0.1  # ε, below one half
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, f"RobustDPO needs beta above 0: {self.beta}")
-        _require(
-            0 <= self.label_smoothing < 0.5, f"RobustDPO needs label_smoothing in [0, 0.5): {self.label_smoothing}"
-        )
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +88,11 @@ class ConservativeDPO:
     preferences")."""
 
     name: ClassVar[str] = "cdpo"
-    beta: float = 0.1
-    label_smoothing: float = 0.1  # ε
+    beta: Beta = 0.1
+    label_smoothing: Smoothing = 0.1  # ε
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, f"ConservativeDPO needs beta above 0: {self.beta}")
-        _require(
-            0 <= self.label_smoothing < 0.5,
-            f"ConservativeDPO needs label_smoothing in [0, 0.5): {self.label_smoothing}",
-        )
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +100,11 @@ class SimPO:
     """-log σ(β·(c/|c| - r/|r|) - γ): no reference (Meng et al. 2024, arXiv:2405.14734)."""
 
     name: ClassVar[str] = "simpo"
-    beta: float = 2.0
-    gamma: float = 1.0  # the margin that is asked for, after β (the paper's γ/β is gamma / beta)
+    beta: Beta = 2.0
+    gamma: Annotated[float, number()] = 1.0  # the margin that is asked for, after β (the paper's γ/β is gamma / beta)
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, f"SimPO needs beta above 0: {self.beta}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +113,10 @@ class ORPO:
     (Hong et al. 2024, arXiv:2403.07691). The log-odds of a mean logprob x are x - log(1 - exp(x))."""
 
     name: ClassVar[str] = "orpo"
-    lam: float = 0.1  # λ
+    lam: Annotated[float, number(at_least=0)] = 0.1  # λ
 
     def __post_init__(self) -> None:
-        _require(self.lam >= 0, f"ORPO needs lam of at least 0: {self.lam}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +126,10 @@ class KTO:
     `datasets.with_mismatched` (Ethayarajh et al. 2024, arXiv:2402.01306)."""
 
     name: ClassVar[str] = "kto"
-    beta: float = 0.1
+    beta: Beta = 0.1
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, f"KTO needs beta above 0: {self.beta}")
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise InvalidRequest(message)
+        check(self)
 
 
 PreferenceLoss = DPO | IPO | Hinge | RobustDPO | ConservativeDPO | SimPO | ORPO | KTO
@@ -192,7 +184,7 @@ def compute_dpo_loss(
     rejected_P: torch.Tensor,
     chosen_ref_P: torch.Tensor,
     rejected_ref_P: torch.Tensor,
-    beta: float = 0.1,
+    beta: Beta = 0.1,
 ) -> LossAndMetrics:
     """DPO from summed logprobs. Its metrics are those of `compute_preference_loss`."""
     pairs = PairLogprobs(Sides(chosen_P, rejected_P), reference=Sides(chosen_ref_P, rejected_ref_P))

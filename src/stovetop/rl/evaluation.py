@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stovetop.checks import take
 from stovetop.client import SamplingClient
-from stovetop.errors import InvalidRequest
 from stovetop.rl.display import trajectories_page
 from stovetop.rl.metrics import compute_trajectory_metrics
 from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
+from stovetop.rules import Whole
+from stovetop.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class RLTestSetEvaluator:
     page: Path | None = None  # an HTML file with the trajectories of the last round in numbers; None: no such file
 
     def __post_init__(self) -> None:
-        if self.num_groups_to_log < 0:
-            raise InvalidRequest(f"num_groups_to_log must not be negative: {self.num_groups_to_log}")
+        take(Whole(0), self.num_groups_to_log, "RLTestSetEvaluator.num_groups_to_log")
+        SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)  # refuses all others
 
     async def __call__(self, client: SamplingClient) -> dict[str, float]:
         if isinstance(self.dataset, Sequence):

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stovetop.checks import take
 from stovetop.client import SamplingClient
 from stovetop.errors import InvalidRequest
 from stovetop.rl.advantages import Floats, discounted_future_sum_vectorized
+from stovetop.rules import number
 from stovetop.supervised.logprobs import compute_reference_logprobs
 from stovetop.types import Datum, TensorData
 
@@ -48,6 +50,8 @@ def kl_penalty(
 
     A discount above 0 gives each token also the penalties of the later ones of its datum, by discount^distance.
     """
+    coefficient = take(number(), coefficient, "the coefficient of a KL penalty")
+    discount = take(number(at_least=0, at_most=1), discount, "the discount of a KL penalty")
     is_masked_D = [np.asarray(mask) != 0 for mask in masks_D]
     kept_D: list[Floats] = []
     for index, (is_masked, difference) in enumerate(zip(is_masked_D, differences_D, strict=True)):

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, assert_never
+from typing import Annotated, TypeVar, assert_never
 
+from stovetop.checks import check
 from stovetop.client import SamplingClient
 from stovetop.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from stovetop.concurrency import map_together, together
@@ -30,6 +31,7 @@ from stovetop.rl.types import (
     TrajectoryGroup,
     Transition,
 )
+from stovetop.rules import Whole, number
 from stovetop.types import ModelInput, SampleResponse, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -95,6 +97,10 @@ class SamplingPolicy:
 # ---- what to do about failures -----------------------------------------------------------------------------------
 
 
+NumRetries = Annotated[int, Whole(0)]
+Seconds = Annotated[float, number(above=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class FailFast:
     """The first failure is raised, and everything beside it is cancelled."""
@@ -104,11 +110,11 @@ class FailFast:
 class RetryOnFailure:
     """A failed rollout is tried again in a fresh environment; what fails after the last retry is raised."""
 
-    max_retries: int = 3  # of each rollout, on top of its first try
-    timeout_s: float | None = None  # of one try; None: as long as it takes
+    max_retries: NumRetries = 3  # of each rollout, on top of its first try
+    timeout_s: Seconds | None = None  # of one try; None: as long as it takes
 
     def __post_init__(self) -> None:
-        _check_retries("RetryOnFailure", self.max_retries)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +129,13 @@ class MinViableGroup:
     come out empty and look like one of bad environments.
     """
 
-    min_successful: int | None = None  # rollouts that a group needs; None: three quarters of them, rounded up
-    max_retries: int = 3
-    timeout_s: float | None = None
+    # rollouts that a group needs; None: three quarters of them, rounded up
+    min_successful: Annotated[int, Whole(1)] | None = None
+    max_retries: NumRetries = 3
+    timeout_s: Seconds | None = None
 
     def __post_init__(self) -> None:
-        if self.min_successful is not None and self.min_successful < 1:
-            raise InvalidRequest(f"MinViableGroup.min_successful must be at least 1: {self.min_successful}")
-        _check_retries("MinViableGroup", self.max_retries)
-
-
-def _check_retries(owner: str, max_retries: int) -> None:
-    if max_retries < 0:
-        raise InvalidRequest(f"{owner}.max_retries must not be negative: {max_retries}")
+        check(self)
 
 
 ErrorPolicy = FailFast | RetryOnFailure | MinViableGroup
@@ -280,7 +280,7 @@ class _Rules:
     max_retries: int
     timeout_s: float | None
     raises: bool  # whatever retries did not mend; False: what is not the group's own failure
-    min_successful: int | None = None
+    min_successful: Annotated[int, Whole(1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
