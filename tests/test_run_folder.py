@@ -168,8 +168,8 @@ import os, signal
 from stovetop.run_folder import claimed
 with claimed({str(tmp_path / "run")!r}, "resume"):
     child = os.fork()
-    if child:
-        print(child, flush=True)
+    if not child:
+        print(os.getpid(), flush=True)  # it has begun, and so closed what a fork is not to inherit
     signal.pause()
 """
     holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

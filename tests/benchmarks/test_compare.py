@@ -59,6 +59,7 @@ def test_each_measure_of_each_side_is_a_function() -> None:
         assert f"def {function}(setting: Setting" in (FOLDER / f"{module}.py").read_text(), name
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_a_measurement_prints_its_numbers_last(smollm2: Path) -> None:
     words = ["--size", "smoke", "--threads", "1", "--side", "ours", "--measure", "train"]

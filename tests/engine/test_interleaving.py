@@ -271,6 +271,7 @@ def test_what_is_next_in_line_for_other_adapters_runs_along_and_nothing_overtake
 # ---- time and memory -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_500_steps_of_training_and_sampling_do_not_grow_in_memory() -> None:
     """Resident memory after 100 steps and after 500; what would be kept of every step is larger than the slack."""
     engine = tiny.engine()

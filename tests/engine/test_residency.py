@@ -68,7 +68,10 @@ def test_where_nothing_can_be_written_adapters_stay_and_it_is_said(
     assert torch.equal(value.tensors["x.A"], weights(0).tensors["x.A"])
 
 
-def test_64_adapters_in_the_room_of_four_train_and_sample_as_if_each_were_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_adapters", "num_turns"), [(12, 30), pytest.param(64, 100, marks=pytest.mark.slow)])
+def test_many_adapters_in_the_room_of_four_train_and_sample_as_if_each_were_alone(
+    num_adapters: int, num_turns: int, tmp_path: Path
+) -> None:
     """Clients come in any order, with and without an optimizer step between; nobody is refused."""
     crowded = tiny.engine(max_adapter_bytes=4 * 3 * 40_000, idle_folder=tmp_path)
     roomy, chosen = tiny.engine(), random.Random(0)
@@ -81,10 +84,10 @@ def test_64_adapters_in_the_room_of_four_train_and_sample_as_if_each_were_alone(
         op = ops.Sample(adapters[index].weights, ModelInput.from_ints(tiny.tokens(5, turn)), 2, params, False, 0)
         return tiny.run(engine, op).sequences
 
-    lora = [LoraConfig(rank=1 + seed % 5, seed=seed, train_unembed=seed % 2 == 0) for seed in range(64)]
+    lora = [LoraConfig(rank=1 + seed % 5, seed=seed, train_unembed=seed % 2 == 0) for seed in range(num_adapters)]
     both = [[tiny.run(engine, ops.CreateAdapter(config)) for config in lora] for engine in (crowded, roomy)]
-    for turn in range(100):
-        index = chosen.randrange(64)
+    for turn in range(num_turns):
+        index = chosen.randrange(num_adapters)
         answers = [visit(engine, own, index, turn) for engine, own in zip((crowded, roomy), both, strict=True)]
         assert [(s.tokens, s.logprobs) for s in answers[0]] == [(s.tokens, s.logprobs) for s in answers[1]]
     for one, other in zip(*both, strict=True):
