@@ -53,6 +53,16 @@ def _skipped_if_missing(report: Report, call: pytest.CallInfo[None], node: pytes
     return report
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is put into the system's temporary folder, as by a recording backend without `storage`, goes too."""
+    folder = str(tmp_path_factory.mktemp("temporary"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", folder)
+        patch.setenv("TMPDIR", folder)
+        yield
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceClient]:
     """The recording backend, saving under tmp_path."""
