@@ -12,7 +12,7 @@ import importlib.machinery
 import re
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -43,7 +43,7 @@ class _Alias(ModuleType):
     def __init__(self, name: str, names: Mapping[str, object]) -> None:
         super().__init__(name, f"{name}, as stovetop has it")
         self.__spec__ = importlib.machinery.ModuleSpec(name, loader=None, is_package=True)
-        self.__path__: list[str] = []
+        self.__path__: MutableSequence[str] = []
         self.__dict__.update(names)
 
     def __getattr__(self, name: str) -> object:
