@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from renderers import real_tokenizers
 from renderers.languages import chat, chatml
+from stovetop import hub
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_families import (
@@ -155,6 +156,7 @@ def test_a_tokenizer_is_asked_of_the_right_repository(
         raise OSError(f"{name} at {options['revision']}, code: {options['trust_remote_code']}")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
+    monkeypatch.setattr(hub, "why_unreachable", lambda: None)  # tests have no network
     with pytest.raises(UnknownName, match=f"{repository} at {revision}, code: {runs_code}"):
         get_tokenizer(model_name)
     assert tokenizer_source(model_name).repository == repository
