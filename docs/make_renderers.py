@@ -100,12 +100,51 @@ KINDS = (
     ),
 )
 
+RULES = """
+## What is written, and what is refused
+
+Every part of a message (text, thinking, images, the name and arguments of each tool call, the result of a tool, the
+name of a speaker) is found in what is written, or the chat is refused with the message and the part. What is left out
+by rule:
+
+- Thinking of earlier turns, in families whose templates leave it out. An answer that is trained on is written with its
+  thinking, or refused: `deepseekv3`, `qwen3_instruct` and `qwen3_vl` write none (`writes_thinking=True` does, for the
+  latter two).
+- In a plain string of the assistant, tags such as `<think>` are tags, and what stands in them is thinking; in a text
+  part they are text.
+- White space at the beginning and end of what is said, where the template trims it.
+- `name` and `tool_call_id` of a tool's result, where the template has no place for them: they say which call it
+  answers.
+
+Arguments of a tool call are a JSON object; anything else (`null`, a list) is refused by every renderer.
+
+"Each prompt extends the last one" is "yes" only where it holds for every answer that a model may give in the layout of
+its family. Where white space at the edges of an answer is all that can break it, chats still make one example, unless
+theirs does.
+
+## Which chat templates can be used
+
+`chat_template` tries a template when it is made: whether content is a string or parts, where thinking goes, whether
+arguments are an object or text, what ends an answer and what a message with calls. A turn that ends where the next one
+begins (GLM) is trained with the token that begins it, which is the stop; so is one whose end the template writes only
+once another message follows. Mistral's templates want the ids of calls to have nine letters and digits: give them such
+ids. Some prompts open thinking or close it: what an answer then must have, an error says, and options of the template
+(`enable_thinking=False`) change it. Templates that refuse a role, or leave a part out, refuse or are refused by name.
+
+`python benchmarks/templates.py FOLDER` tells it of any templates. Of 123 published ones, 117 can be used. The others:
+
+- DeepSeek-R1-Distill (two revisions), DeepSeek-R1 and a later revision of DeepSeek-V3: the prompt ends with `<think>`,
+  and the template writes no answer with its thinking, so no chat can be trained on as it would be sampled.
+- Command R+ (tool use): it writes instructions behind the last message, and so behind the answer to train on.
+- Apriel-1.6: the prompt ends with "Here are my reasoning steps:", which no answer is written with.
+"""
+
 
 def page() -> str:
     missing = set(supported_renderers()) - {name for kind in KINDS for name in kind.names}
     if missing:
         raise SystemExit(f"docs/make_renderers.py does not show these renderers: {sorted(missing)}")
-    return INTRODUCTION + "\n".join(_overview()) + "\n" + "".join(map(_section, KINDS))
+    return INTRODUCTION + "\n".join(_overview()) + "\n" + RULES + "".join(map(_section, KINDS))
 
 
 def _overview() -> Iterator[str]:

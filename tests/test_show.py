@@ -74,7 +74,7 @@ def test_any_renderer_may_be_asked_for_by_name(
     tmp_path: Path, model: str, chats: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(model, chats, "--renderer", "role_colon", "--limit", "1") == 0
-    assert "System: s\n\nUser: hello\n\nAssistant:¦ the end\n\n¦User: b" in capsys.readouterr().out
+    assert "System: s\n\nUser: hello\n\nAssistant:¦ the end\n\nUser:¦ b" in capsys.readouterr().out
     save(llama(), tmp_path / "llama")
     assert code_of("meta-llama/Llama-3.1-8B-Instruct", chats, "--tokenizer", str(tmp_path / "llama")) == 0
     shown = capsys.readouterr().out

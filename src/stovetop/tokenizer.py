@@ -200,6 +200,10 @@ class SafeEncoder:
         """The control strings that stand in `rendered`, in order."""
         return self._control.findall(rendered)
 
+    def find_foreign(self, rendered: str) -> list[re.Match[str]]:
+        """The control strings in `rendered` that a model does not write within its own turn."""
+        return [found for found in self._control.finditer(rendered) if self._foreign.match(rendered, found.start())]
+
 
 def _stretches(texts_split: Iterable[Sequence[str]]) -> list[list[str]]:
     """The ordinary text between control strings; where texts meet within a stretch, it is in pieces."""

@@ -57,7 +57,7 @@ _QWEN3 = replace(
     thinking=lambda text: _nfc(text).strip("\n"),
 )
 
-_DEEPSEEK = Family(real_tokenizers.deepseek, _EVERYTHING, thinking=lambda thinking: "")
+_DEEPSEEK = Family(real_tokenizers.deepseek, Features(thinking=False))
 
 FAMILIES: dict[str, Family] = {
     "role_colon": Family(ByteTokenizer, replace(_TEXT_ONLY, edges=False)),

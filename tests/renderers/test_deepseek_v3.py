@@ -34,8 +34,8 @@ def _thinking(thinking: str, text: str, **more: list[ToolCall]) -> Message:
 
 def _tool_chat(text: str = "T1") -> list[Message]:
     calls = [ToolCall(FunctionCall("get_weather", ARGUMENTS))]
-    called = _thinking("R1", text, tool_calls=calls)
-    return [*chat("U1"), called, Message(role="tool", content="sunny"), _thinking("R2", "A2")]
+    called = Message(role="assistant", content=text, tool_calls=calls)
+    return [*chat("U1"), called, Message(role="tool", content="sunny"), *chat("", "A2")[1:]]
 
 
 # ---- what the model sees -----------------------------------------------------------------------------------------
@@ -120,12 +120,21 @@ def test_a_call_without_text_ends_its_turn_too(renderer: DeepSeekV3Renderer) -> 
     assert mask(renderer, example) == f"{BOS}<｜User｜>U1<｜Assistant｜></think>¦{CALLED}{EOS}¦"
 
 
-def test_thinking_is_not_written(renderer: DeepSeekV3Renderer) -> None:
-    messages = [*chat("U1"), _thinking("R1", "A1"), *chat("U2"), _thinking("R2", "A2")]
+def test_thinking_of_earlier_turns_is_not_written(renderer: DeepSeekV3Renderer) -> None:
     expected = f"{BOS}<｜User｜>U1<｜Assistant｜></think>A1{EOS}<｜User｜>U2<｜Assistant｜></think>¦A2{EOS}¦"
-    assert mask(renderer, renderer.build_supervised_example(messages)) == expected
-    as_text = chat("U1", "R1</think>A1", "U2", "<think>R2</think>A2")
-    assert mask(renderer, renderer.build_supervised_example(as_text)) == expected
+    for first in (_thinking("R1", "A1"), chat("", "R1</think>A1")[1], chat("", "<think>R1</think>A1")[1]):
+        messages = [*chat("U1"), first, *chat("U2", "A2")]
+        assert mask(renderer, renderer.build_supervised_example(messages)) == expected
+
+
+@pytest.mark.parametrize("answer", [_thinking("R", "A"), chat("", "R</think>A")[1], chat("", "<think>R</think>A")[1]])
+def test_an_answer_is_not_trained_without_the_thinking_that_it_has(
+    renderer: DeepSeekV3Renderer, answer: Message
+) -> None:
+    messages = [*chat("U"), answer]
+    assert renderer.build_generation_prompt(messages)
+    with pytest.raises(InvalidRequest, match=r"deepseekv3 writes no thinking.* remove the thinking: message 1"):
+        renderer.build_supervised_example(messages)
 
 
 def test_the_callers_message_is_not_given_the_tag_that_the_prompt_has(renderer: DeepSeekV3Renderer) -> None:

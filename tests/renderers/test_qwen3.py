@@ -67,15 +67,19 @@ def example(name: str, messages: Sequence[Message], mode: TrainOnWhat = TrainOnW
     [
         ("qwen3", f"¦{NO_THINKING}A2{END}¦\n", f"¦<think>\nR2\n</think>\n\nA2{END}¦\n"),
         ("qwen3_disable_thinking", f"{NO_THINKING}¦A2{END}¦\n", None),
-        ("qwen3_instruct", f"¦A2{END}¦\n", f"¦A2{END}¦\n"),
-        ("qwen3_vl", f"¦A2{END}¦\n", f"¦A2{END}¦\n"),
-        ("qwen3_vl_instruct", f"¦A2{END}¦\n", f"¦A2{END}¦\n"),
+        ("qwen3_instruct", f"¦A2{END}¦\n", None),
+        ("qwen3_vl", f"¦A2{END}¦\n", None),
+        ("qwen3_vl_instruct", f"¦A2{END}¦\n", None),
     ],
 )
 def test_the_last_answer_is_trained_from_where_the_prompt_ends(name: str, plain: str, reasoned: str | None) -> None:
     assert example(name, A) == plain
     if reasoned is not None:
         assert example(name, B) == reasoned
+        return
+    assert renderer(name).build_generation_prompt(B)
+    with pytest.raises(InvalidRequest, match=r"message 3: .*R2"):
+        example(name, B)
 
 
 def test_thinking_is_not_trained_under_a_prompt_that_rules_it_out() -> None:
@@ -257,7 +261,7 @@ def test_a_streamed_answer_ends_with_the_parsed_one(name: str) -> None:
     built = renderer(name)
     assert built.supports_streaming
     for seed in range(20):
-        messages = conversation(seed, Features(last_thinking=not built.disables_thinking))
+        messages = conversation(seed, Features(last_thinking=name == "qwen3"))
         sampled = trained_tokens(built.build_supervised_example(messages))
         *_, message = built.parse_response_streaming(iter(sampled))
         assert message == built.parse_response(sampled)[0]
@@ -281,8 +285,9 @@ def test_what_the_family_cannot_write_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_disable_thinking"])
 def test_with_its_thinking_kept_each_prompt_extends_the_one_before(name: str) -> None:
+    """But for an answer that begins with line breaks where the prompt ends with some."""
     keeps = renderer(name, strip_thinking_from_history=False)
-    assert keeps.has_extension_property
+    assert keeps.has_extension_property == (name == "qwen3")
     assert not renderer(name).has_extension_property
     features = Features(edges=False, thinking=not keeps.disables_thinking)
     chats = [conversation(seed, features) for seed in range(40)]

@@ -1,5 +1,6 @@
 import pickle
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -38,8 +39,44 @@ def test_the_names_are_these() -> None:
 def test_a_renderer_of_ones_own_is_an_object_or_a_path_to_one() -> None:
     assert isinstance(get_renderer(make_own, ByteTokenizer()), RoleColonRenderer)
     assert isinstance(get_renderer(f"{__name__}:make_own", ByteTokenizer()), RoleColonRenderer)
-    with_options = get_renderer(lambda tokenizer, _: ChatTemplateRenderer(tokenizer, {"x": 1}), ByteTokenizer())
+    with_options = get_renderer(lambda tokenizer, _: ChatTemplateRenderer(tokenizer, {}), ByteTokenizer())
     assert isinstance(with_options, ChatTemplateRenderer)
+
+
+class OwnRenderer(NamedTuple):
+    """Takes no image processor, but options."""
+
+    tokenizer: Tokenizer
+    greeting: str = "hello"
+
+
+def test_a_class_of_ones_own_needs_no_factory_and_takes_options_by_name() -> None:
+    tokenizer = ByteTokenizer()
+    for name in (OwnRenderer, f"{__name__}:OwnRenderer"):
+        assert get_renderer(name, tokenizer) == OwnRenderer(tokenizer)  # pyright: ignore[reportArgumentType]  no renderer
+        assert get_renderer(name, tokenizer, greeting="hi") == OwnRenderer(tokenizer, "hi")  # pyright: ignore[reportArgumentType]
+        with pytest.raises(UnknownName, match="did you mean 'greeting'"):
+            get_renderer(name, tokenizer, greetin="hi")  # pyright: ignore[reportArgumentType]  the same
+
+
+def test_an_entry_that_binds_an_option_takes_the_others() -> None:
+    tokenizer = ByteTokenizer()
+    question = [Message(role="user", content="q")]
+    for option in ("current_date", "date"):
+        dated = get_renderer("gpt_oss_high_reasoning", tokenizer, **{option: "2025-01-01"})
+        prompt = tokenizer.decode(dated.build_generation_prompt(question).to_ints())
+        assert "Current date: 2025-01-01\n\nReasoning: high" in prompt
+    with pytest.raises(InvalidRequest, match="one option; pass one: '2025-01-01', '2025-01-02'"):
+        get_renderer("gpt_oss_low_reasoning", tokenizer, date="2025-01-01", current_date="2025-01-02")
+    with pytest.raises(UnknownName, match="option of renderer 'gpt_oss_no_sysprompt'"):
+        get_renderer("gpt_oss_no_sysprompt", tokenizer, current_date="2025-01-01")
+
+
+@pytest.mark.parametrize("name", sorted(set(supported_renderers()) - {"chat_template", "kimi_k2"}))
+def test_a_speaker_whose_name_cannot_be_written_is_refused(name: str) -> None:
+    renderer = get_renderer(name, FAMILIES[name].tokenizer(), FAMILIES[name].image_processor())
+    with pytest.raises(InvalidRequest, match=r"message 0.*leave out name='Bob'"):
+        renderer.build_generation_prompt([Message(role="user", content="q", name="Bob")])
 
 
 def test_an_unknown_name_names_the_nearest() -> None:

@@ -88,7 +88,7 @@ def test_a_thousand_chats_begin_with_their_prompt_and_come_back_from_their_token
         answer = trained_tokens(example)
         message, termination = renderer.parse_response(answer)
         assert termination is ParseTermination.STOP_SEQUENCE
-        assert message["content"] == ensure_text(messages[-1]["content"]).rstrip("\n")
+        assert message["content"] == ensure_text(messages[-1]["content"])
 
 
 def test_control_tokens_typed_by_a_user_stay_text(renderer: RoleColonRenderer) -> None:
@@ -98,12 +98,18 @@ def test_control_tokens_typed_by_a_user_stay_text(renderer: RoleColonRenderer) -
 
 
 def test_each_prompt_extends_the_last_and_its_answer(renderer: RoleColonRenderer) -> None:
-    assert renderer.has_extension_property
     first = renderer.build_generation_prompt(chat("U")).to_ints()
     answer = BYTES.encode(" A\n\nUser:", add_special_tokens=False)
     second = renderer.build_generation_prompt(chat("U", "A", "V")).to_ints()
     assert second[: len(first + answer)] == first + answer
     assert len(renderer.build_supervised_examples(chat("U", "A", "V", "B"))) == 1
+
+
+def test_an_answer_that_was_sampled_without_its_space_has_one_in_the_next_prompt(renderer: RoleColonRenderer) -> None:
+    """So not every prompt extends the one before it."""
+    assert not renderer.has_extension_property
+    message, _ = renderer.parse_response(BYTES.encode("A\n\nUser:", add_special_tokens=False))
+    assert renderer.build_generation_prompt([*chat("U"), message]) == renderer.build_generation_prompt(chat("U", "A"))
 
 
 @pytest.mark.parametrize(

@@ -191,25 +191,34 @@ def test_an_example_with_nothing_to_train_on_is_refused(renderer: ChatTemplateRe
 
 def test_a_template_that_drops_old_reasoning_has_no_extension_property() -> None:
     assert not ChatTemplateRenderer(thinking()).has_extension_property
-    assert ChatTemplateRenderer(chatml()).has_extension_property
-    assert ChatTemplateRenderer(llama()).has_extension_property
+    assert ChatTemplateRenderer(ByteTokenizer()).has_extension_property
+
+
+def test_a_template_that_trims_answers_has_no_extension_property() -> None:
+    assert not ChatTemplateRenderer(llama()).has_extension_property
+
+
+def test_line_breaks_that_become_one_token_with_those_of_the_prompt_end_the_extension_property() -> None:
+    """An answer that begins with a line break: as history it has one token across the border, sampled it has two."""
+    assert not ChatTemplateRenderer(chatml()).has_extension_property
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_extension_property_is_what_prompts_do(language: str) -> None:
     renderer = ChatTemplateRenderer(LANGUAGES[language]())
-    messages = chat("U1", "A1", "U2")
-    first = renderer.build_generation_prompt(messages[:1]).to_ints()
-    response = trained_tokens(renderer.build_supervised_example(messages[:2]))
-    second = renderer.build_generation_prompt(messages).to_ints()
-    extends = second[: len(first) + len(response)] == first + response
-    assert extends == renderer.has_extension_property
+    [stop], asked, extends = renderer.stops, chat("U1"), list[bool]()
+    for answer in ("A1", " A1 \n", "\n\nA1", "A1\n\n", ""):
+        first = renderer.build_generation_prompt(asked).to_ints()
+        response = renderer.tokenizer.encode(answer + stop, add_special_tokens=False)
+        message, _ = renderer.parse_response(response)
+        second = renderer.build_generation_prompt([*asked, message, *asked]).to_ints()
+        extends.append(second[: len(first) + len(response)] == first + response)
+    assert all(extends) == renderer.has_extension_property
 
 
 def test_the_extension_property_is_one_of_tokens_not_of_text() -> None:
     """GPT-2 cuts the last line break before a word off from the others, so the prompt's line breaks end up apart."""
     renderer = ChatTemplateRenderer(llama(WORDS_OF_GPT2))
-    assert not renderer.has_extension_property
     messages = chat("U1", "A1")
     prompt = renderer.build_generation_prompt(messages[:1]).to_ints()
     assert renderer.build_supervised_example(messages).model_input.to_ints()[: len(prompt)] == prompt
@@ -287,7 +296,7 @@ def test_what_the_template_would_drop_in_silence_is_refused(renderer: ChatTempla
 
 def test_a_system_message_that_the_template_drops_is_refused() -> None:
     tokenizer = chatml("{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
-    with pytest.raises(InvalidRequest, match=r"leaves out message 0 \(system\)"):
+    with pytest.raises(InvalidRequest, match=r"leaves out the text of message 0 \(system\)"):
         ChatTemplateRenderer(tokenizer).build_generation_prompt(chat("U", system="S"))
 
 
@@ -309,14 +318,15 @@ def test_a_template_that_refuses_a_chat_says_why() -> None:
     ],
 )
 def test_what_no_template_can_be_given_is_refused(renderer: ChatTemplateRenderer, message: Message) -> None:
-    with pytest.raises(InvalidRequest, match="renderer of the model's family for message 0"):
+    with pytest.raises(InvalidRequest, match=r"message 0 .*renderer of the model's family"):
         renderer.build_generation_prompt([message])
 
 
 def test_tool_call_arguments_that_are_not_json_are_refused() -> None:
-    answer = Message(role="assistant", content="", tool_calls=[ToolCall(FunctionCall("f", "{not json"))])
-    with pytest.raises(InvalidRequest, match="message 1: tool call arguments are not JSON"):
-        ChatTemplateRenderer(thinking()).build_supervised_example([*chat("U"), answer])
+    for arguments in ("{not json", "null", "[1]", '"x"', ""):
+        answer = Message(role="assistant", content="", tool_calls=[ToolCall(FunctionCall("f", arguments))])
+        with pytest.raises(InvalidRequest, match=r"message 1 .*a tool call cannot be written"):
+            ChatTemplateRenderer(thinking()).build_supervised_example([*chat("U"), answer])
 
 
 def test_what_is_no_chat_is_refused_however_it_is_asked_for(renderer: ChatTemplateRenderer) -> None:
@@ -362,7 +372,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
 
 @pytest.mark.parametrize("ending", ["", "\n\n", "{{ '' if messages else '<|im_end|>' }}"])
 def test_a_template_that_ends_no_answer_is_refused(ending: str) -> None:
-    template = "{% for m in messages %}<|im_start|>{{ m.content }}" + ending + "{% endfor %}"
+    template = "<|im_start|>{% for m in messages %}{{ m.content }}" + ending + "{% endfor %}"
     with pytest.raises(InvalidRequest, match="ends an assistant message without a control token"):
         ChatTemplateRenderer(chatml(template))
 
@@ -379,7 +389,7 @@ def test_a_template_that_ends_no_answer_is_refused(ending: str) -> None:
 def test_the_stop_token_is_the_one_that_ends_an_answer(ending: str, stop: str) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m.content }}" + ending + "{% endfor %}"
     renderer = ChatTemplateRenderer(chatml(template))
-    assert renderer.stop == stop
+    assert renderer.stops == (stop,)
     assert renderer.get_stop_sequences() == [renderer.tokenizer.convert_tokens_to_ids(stop)]
 
 

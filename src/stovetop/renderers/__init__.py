@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from stovetop.client import Tokenizer
@@ -44,8 +44,15 @@ def _kimi_k2(tokenizer: Tokenizer, image_processor: ImageProcessor | None) -> Re
 
 
 def _gpt_oss(effort: ReasoningEffort) -> RendererFactory:
-    def make(tokenizer: Tokenizer, image_processor: ImageProcessor | None, date: str | None = None) -> Renderer:
-        return GptOssRenderer(tokenizer, effort, date)
+    def make(
+        tokenizer: Tokenizer,
+        image_processor: ImageProcessor | None,
+        date: str | None = None,
+        current_date: str | None = None,  # the same, by the name that the template's own line has
+    ) -> Renderer:
+        if date is not None and current_date is not None:
+            raise InvalidRequest(f"date and current_date are one option; pass one: {date!r}, {current_date!r}")
+        return GptOssRenderer(tokenizer, effort, date if current_date is None else current_date)
 
     return make
 
@@ -73,6 +80,13 @@ _FACTORIES: dict[str, RendererFactory] = {
 }
 
 
+_BY_POSITION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
 def supported_renderers() -> list[str]:
     """The names that `get_renderer` knows, in alphabetical order."""
     return sorted(_FACTORIES)
@@ -84,23 +98,31 @@ def get_renderer(
     image_processor: ImageProcessor | None = None,
     **options: object,
 ) -> Renderer:
-    """A renderer by its name, by `package.module:Name` of a factory of your own, or by that factory itself. Which
-    options there are, the family's file says."""
-    if not isinstance(name, str):
-        return name(tokenizer, image_processor, **options)
-    if name not in _FACTORIES and ":" not in name:
+    """A renderer by its name, by `package.module:Name` of a factory or class of your own, or by that itself. It is
+    called with the tokenizer; with the image processor, if it has a second parameter that is required or named
+    image_processor; and with the options. Which there are, the family's file says.
+
+        get_renderer("gpt_oss_high_reasoning", tokenizer, current_date="2025-08-05")
+        get_renderer("my_package.renderers:MyRenderer", tokenizer)
+    """
+    if isinstance(name, str) and name not in _FACTORIES and ":" not in name:
         raise UnknownName("renderer", name, _FACTORIES, hint="A renderer of your own is named package.module:Name")
-    factory = _FACTORIES[name] if name in _FACTORIES else _imported(name)
-    _check_options(name, factory, options)
-    return factory(tokenizer, image_processor, **options)
+    factory = name if not isinstance(name, str) else _FACTORIES[name] if name in _FACTORIES else _imported(name)
+    parameters = list(inspect.signature(factory).parameters.values())[1:]
+    takes_images = any(
+        second.name == "image_processor" or (second.kind in _BY_POSITION and second.default is second.empty)
+        for second in parameters[:1]
+    )
+    _check_options(str(name), parameters[1:] if takes_images else parameters, options)
+    return factory(tokenizer, *([image_processor] if takes_images else []), **options)
 
 
-def _check_options(name: str, factory: RendererFactory, options: Mapping[str, object]) -> None:
-    _, _, *known = inspect.signature(factory).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
-        for option in options:
-            if option not in [parameter.name for parameter in known]:
-                raise UnknownName(f"option of renderer {name!r}", option, [parameter.name for parameter in known])
+def _check_options(name: str, known: Sequence[inspect.Parameter], options: Mapping[str, object]) -> None:
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        return
+    for option in options:
+        if option not in [parameter.name for parameter in known]:
+            raise UnknownName(f"option of renderer {name!r}", option, [parameter.name for parameter in known])
 
 
 def _imported(path: str) -> RendererFactory:

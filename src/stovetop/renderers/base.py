@@ -9,7 +9,7 @@ Shape suffixes: `N` tokens of one example.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple, Protocol, TypeVar, assert_never
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, NothingToTrain, UnknownName
-from stovetop.renderers.messages import Message, Role, ToolSpec, check_messages
+from stovetop.renderers.messages import Message, Role, ToolSpec, check_messages, get_thinking
 from stovetop.renderers.streaming import MessageDelta, StreamingMessageHeader
 from stovetop.tokenizer import SafeEncoder, TokenizerName, get_tokenizer
 from stovetop.types import EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
@@ -91,7 +91,8 @@ class Renderer(Protocol):
 
     @property
     def has_extension_property(self) -> bool:
-        """Whether each prompt of a chat begins with the tokens of the one before it and of the answer to that."""
+        """Whether each prompt of a chat begins with the tokens of the one before it and of the answer to that: for
+        every answer that is laid out as the family lays it out, whatever white space it begins or ends with."""
         ...
 
     def get_stop_sequences(self) -> list[str] | list[int]:
@@ -193,20 +194,51 @@ def _roles(messages: Sequence[Message]) -> str:
 
 
 def supervised_examples(
-    renderer: Renderer, messages: Sequence[Message], train_on_what: TrainOnWhat
+    renderer: Renderer, messages: Sequence[Message], train_on_what: TrainOnWhat, *, merge: bool = False
 ) -> list[SupervisedExample]:
     """One example, if each prompt extends the one before it. Where a family rewrites earlier turns (it drops old
     thinking, say), one for each trained assistant message: it ends there, and shows the chat as the model sees it then.
+
+    Where it is only some answers that are written otherwise later (their white space is trimmed), `merge` makes one of
+    examples that do go on from each other.
     """
     rewritten = not renderer.has_extension_property
     if rewritten and train_on_what in (TrainOnWhat.LAST_ASSISTANT_TURN, TrainOnWhat.ALL_ASSISTANT_MESSAGES):
         trained = [index for index, yes in enumerate(trained_messages(messages, train_on_what)) if yes]
         if trained:
-            return [
+            examples = [
                 renderer.build_supervised_example(messages[: index + 1], TrainOnWhat.LAST_ASSISTANT_MESSAGE)
                 for index in trained
             ]
+            return merged_examples(examples) if merge else examples
     return [renderer.build_supervised_example(messages, train_on_what)]
+
+
+def merged_examples(examples: Iterable[SupervisedExample]) -> list[SupervisedExample]:
+    """The same with an example left out that the next one goes on from, up to its last trained token: the next one is
+    then trained on what the first was, too."""
+    merged: list[SupervisedExample] = []
+    for example in examples:
+        if merged:
+            *_, before = merged
+            end = int(before.weights.nonzero()[0][-1]) + 1
+            if end < len(example.weights) and _same_tokens(before.model_input, example.model_input, end):
+                merged.pop()
+                weights_N = example.weights.copy()
+                weights_N[:end] += before.weights[:end]
+                example = example._replace(weights=weights_N)
+        merged.append(example)
+    return merged
+
+
+def _same_tokens(one: ModelInput, other: ModelInput, end: int) -> bool:
+    """Whether the first `end` positions are the same, image for image and token for token."""
+    return list(islice(_positions(one), end)) == list(islice(_positions(other), end))
+
+
+def _positions(model_input: ModelInput) -> Iterator[int | ImageChunk]:
+    for chunk in model_input.chunks:
+        yield from chunk.tokens if isinstance(chunk, EncodedTextChunk) else [chunk] * chunk.length
 
 
 # ---- rendered text to tokens and weights -------------------------------------------------------------------------
@@ -270,6 +302,31 @@ def _weights(stretches: Sequence[tuple[int, float]]) -> npt.NDArray[np.float32]:
             weights_N[start : start + length] = weight
         start += length
     return weights_N
+
+
+def require_no_thinking(
+    messages: Sequence[Message],
+    train_on_what: TrainOnWhat,
+    family: str,
+    hint: str,
+    thinks: Callable[[Message], bool] = lambda message: bool(get_thinking(message)),
+) -> None:
+    """Refuses to train on an answer whose thinking the family would leave out of what is written."""
+    for index, (message, is_trained) in enumerate(zip(messages, _trained(messages, train_on_what), strict=True)):
+        if is_trained and thinks(message):
+            raise InvalidRequest(
+                f"{family} writes no thinking, so it cannot train on an answer with it; {hint}: message {index}: "
+                f"{message}"
+            )
+
+
+def require_no_name(message: Message, where: str) -> None:
+    """Refuses a name of who speaks where the family has no place for one. That of a tool says which call its result
+    answers, and may be left out."""
+    if "name" in message and message["role"] != "tool":
+        raise InvalidRequest(
+            f"{where}: names of speakers cannot be written; leave out name={message['name']!r}: {message}"
+        )
 
 
 def require_trained(
@@ -388,6 +445,18 @@ def split_at_stop(
     if tokens and tokens.index(tokens[-1]) == len(tokens) - 1 and tokens[-1] == tokenizer.eos_token_id:
         return tokens[:-1], ParseTermination.EOS
     return tokens, ParseTermination.MALFORMED
+
+
+def split_at_stop_text(tokens: Sequence[int], tokenizer: Tokenizer, stop: str) -> tuple[str, ParseTermination]:
+    """The text before the first `stop` where that is text. Clean is a turn whose last token completes its only one, or
+    is an end-of-text token without one."""
+    tokens = list(tokens)
+    ended = bool(tokens) and tokens[-1] == tokenizer.eos_token_id
+    answer, found, _ = tokenizer.decode(tokens[:-1] if ended else tokens).partition(stop)
+    if not found:
+        return answer, ParseTermination.EOS if ended else ParseTermination.MALFORMED
+    at_end = not ended and stop not in tokenizer.decode(tokens[:-1])
+    return answer, ParseTermination.STOP_SEQUENCE if at_end else ParseTermination.MALFORMED
 
 
 def parse_response_for_stop_token(

@@ -1,7 +1,8 @@
 """DeepSeek V3.1, answering without thinking: `S<｜User｜>U<｜Assistant｜></think>A<｜end▁of▁sentence｜>`.
 
 System text stands in front of everything, wherever in the chat it was said: only where it is said first do prompts
-extend each other. An answer to a tool's result has no header. Thinking is not shown to the model, nor trained.
+extend each other. An answer to a tool's result has no header. Thinking is not shown to the model, and an answer with
+thinking cannot be trained on.
 """
 
 import json
@@ -18,6 +19,8 @@ from stovetop.renderers.base import (
     generation_prompt,
     remake,
     render_messages,
+    require_no_name,
+    require_no_thinking,
     supervised_example,
     supervised_examples,
     trained_messages,
@@ -36,6 +39,7 @@ from stovetop.renderers.messages import (
     ToolSpec,
     check_messages,
     get_text_content,
+    get_thinking,
     require_kinds,
 )
 from stovetop.renderers.streaming import MessageDelta
@@ -94,6 +98,7 @@ class DeepSeekV3Renderer:
     ) -> SupervisedExample:
         train_on_what = TrainOnWhat(train_on_what)
         trained_messages(messages, train_on_what)  # refuses what cannot be trained on, before messages change places
+        require_no_thinking(messages, train_on_what, "deepseekv3", "remove the thinking", _thinks)
         messages = self._in_order(messages)
         return supervised_example(self._encoder, render_messages(self._render, messages), messages, train_on_what)
 
@@ -131,6 +136,7 @@ class DeepSeekV3Renderer:
     def _render(self, message: Message, context: RenderContext) -> RenderedMessage:
         where = f"deepseekv3, message {context.idx}"
         require_kinds(message, ["text", "thinking"], where)
+        require_no_name(message, where)
         header = self._header(message["role"], context.prev_message)
         match message["role"]:
             case "assistant":
@@ -169,3 +175,11 @@ class DeepSeekV3Renderer:
         """System text; how tools are called is told in the tokens with which they are called."""
         told = _HOW_TO_CALL if text.endswith(_HOW_TO_CALL) else ""
         return self._encoder.protect(text.removesuffix(told)) + told
+
+
+def _thinks(message: Message) -> bool:
+    """In a plain string of the assistant, what stands before the tag is thinking."""
+    is_tagged = (
+        message["role"] == "assistant" and isinstance(message["content"], str) and END_THINK in message["content"]
+    )
+    return is_tagged or bool(get_thinking(message))

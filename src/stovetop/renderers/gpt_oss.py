@@ -26,6 +26,7 @@ from stovetop.renderers.base import (
     parsed_at_once,
     remake,
     render_messages,
+    require_no_name,
     split_at_stop,
     supervised_example,
     supervised_examples,
@@ -146,6 +147,8 @@ class GptOssRenderer:
         def render(message: Message, context: RenderContext) -> RenderedMessage:
             require_kinds(message, ["text", "thinking"], f"gpt_oss, message {context.idx}")
             require_objects(message, f"gpt_oss, message {context.idx}")
+            if not _declares_tools(message):
+                require_no_name(message, f"gpt_oss, message {context.idx}")
             match message["role"]:
                 case "system":
                     rendered = self._instructions(message, context)

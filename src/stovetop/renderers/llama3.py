@@ -19,6 +19,7 @@ from stovetop.renderers.base import (
     parsed_at_once,
     remake,
     render_messages,
+    require_no_name,
     supervised_example,
     supervised_examples,
 )
@@ -45,7 +46,7 @@ class Llama3Renderer:
 
     tokenizer: Tokenizer
     date: str | None = None
-    has_extension_property: bool = field(init=False, default=True)
+    has_extension_property: bool = field(init=False, default=False)  # answers are trimmed once they are history
     supports_streaming: bool = field(init=False, default=False)
     disables_thinking: bool = field(init=False, default=False)
     _encoder: SafeEncoder = field(init=False, repr=False)
@@ -78,7 +79,7 @@ class Llama3Renderer:
     def build_supervised_examples(
         self, messages: Sequence[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_TURN
     ) -> list[SupervisedExample]:
-        return supervised_examples(self, messages, TrainOnWhat(train_on_what))
+        return supervised_examples(self, messages, TrainOnWhat(train_on_what), merge=True)
 
     def parse_response(self, tokens: Sequence[int]) -> tuple[Message, ParseTermination]:
         [stop_token] = self.get_stop_sequences()
@@ -114,3 +115,4 @@ def _check_text_alone(message: Message, index: int) -> None:
     if message["role"] == "tool" or calls_tools(message):
         raise InvalidRequest(f"llama3 has no tools, but message {index} is about one: {message}")
     require_kinds(message, ["text"], f"llama3, message {index}")
+    require_no_name(message, f"llama3, message {index}")

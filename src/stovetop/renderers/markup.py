@@ -5,6 +5,7 @@ A tag counts when it is the control token, or, where the tokenizer has no such t
 token that is spelled out is text: `</think>` in an answer about templates ends no thinking.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -44,6 +45,7 @@ class Markup:
 
     calls: ToolCallFormat | None
     framed: bool = False
+    exactly: bool = False  # just these newlines are layout; further ones are part of what is said
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -132,7 +134,7 @@ class AnswerReader:
     _block: list[_Piece] = field(default_factory=list[_Piece])  # of calls, while it is open
     _spelled: tuple[str, ...] = ()  # tags that are no control tokens
     _unscanned: str = ""  # may begin one of these
-    _skips_newlines: bool = False  # those behind a tag
+    _skips_newlines: float = 0  # how many of those behind a tag
     _held: str = ""  # newlines that belong to the next tag, if one follows
     _index: int = -1
     _shown: _Mode = _Mode.CALLS  # the kind of the last delta
@@ -212,7 +214,9 @@ class AnswerReader:
     def _enter(self, mode: _Mode) -> None:
         self._mode = mode
         self._held = ""
-        self._skips_newlines = self.markup.framed and mode is not _Mode.CALLS
+        self._skips_newlines = 0
+        if self.markup.framed and mode is not _Mode.CALLS:
+            self._skips_newlines = math.inf if not self.markup.exactly else 1 if mode is _Mode.THINKING else 2
 
     def _is_untouched(self) -> bool:
         return not (self._thinking or self._text or self._calls or self._unparsed)
@@ -251,11 +255,12 @@ class AnswerReader:
         if self._mode is _Mode.CALLS:
             self._block.append(_Piece(text, is_control))
             return
-        if self._skips_newlines:
-            text = text.lstrip("\n")
+        while self._skips_newlines and text.startswith("\n"):
+            text = text[1:]
+            self._skips_newlines -= 1
         if not text:
             return
-        self._skips_newlines = False
+        self._skips_newlines = 0
         text = self._held + text
         end = len(text) - self._length_of_layout(text)
         self._held = text[end:]
@@ -264,7 +269,8 @@ class AnswerReader:
     def _length_of_layout(self, text: str) -> int:
         """How much at the end of `text` belongs to a tag, should one follow."""
         if self._mode is _Mode.THINKING:
-            return len(text) - len(text.rstrip("\n")) if self.markup.framed else 0
+            num_newlines = len(text) - len(text.rstrip("\n")) if self.markup.framed else 0
+            return min(num_newlines, 1) if self.markup.exactly else num_newlines
         separator = "" if self.markup.calls is None else self.markup.calls.separator
         return len(separator) if text.endswith(separator) else 0
 

@@ -23,6 +23,8 @@ from stovetop.renderers.base import (
     generation_prompt,
     remake,
     render_messages,
+    require_no_name,
+    require_no_thinking,
     supervised_example,
     supervised_examples,
     trained_messages,
@@ -99,8 +101,8 @@ class Qwen3Renderer:
     """See `base.Renderer`.
 
     `strip_thinking_from_history=False` leaves every answer as it was when it was the last one, thinking and all, so
-    that each prompt extends the one before it. A template without a place for thinking leaves it out everywhere;
-    `writes_thinking=True` puts it before the answer, `<think>R</think>A`.
+    that each prompt extends the one before it. A template without a place for thinking leaves it out of prompts, and an
+    answer with thinking cannot be trained on; `writes_thinking=True` puts it before the answer, `<think>R</think>A`.
     """
 
     dialect: Dialect
@@ -126,8 +128,10 @@ class Qwen3Renderer:
 
     @property
     def has_extension_property(self) -> bool:
-        shows_thinking = self.dialect.thinks or self.writes_thinking
-        return not (shows_thinking and self.strip_thinking_from_history)
+        """Not where thinking is stripped; nor where an answer comes right behind a line break of the prompt: line
+        breaks at its beginning become one token with that, once they are history."""
+        begins_with_a_tag = self.dialect.thinks and not self.disables_thinking
+        return begins_with_a_tag and not self.strip_thinking_from_history
 
     @property
     def disables_thinking(self) -> bool:
@@ -151,6 +155,9 @@ class Qwen3Renderer:
         train_on_what = TrainOnWhat(train_on_what)
         check_messages(messages)
         rendered = self._rendered(messages)
+        if not (self.dialect.thinks or self.writes_thinking):
+            hint = "remove the thinking, or write it with the option writes_thinking=True"
+            require_no_thinking(messages, train_on_what, self.dialect.name, hint)
         if self.disables_thinking:
             _check_nothing_trains_thinking(rendered, messages, train_on_what)
         return supervised_example(self._encoder, rendered, messages, train_on_what, ending="\n")
@@ -158,7 +165,8 @@ class Qwen3Renderer:
     def build_supervised_examples(
         self, messages: Sequence[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_TURN
     ) -> list[SupervisedExample]:
-        return supervised_examples(self, messages, TrainOnWhat(train_on_what))
+        merge = not (self.dialect.thinks or self.writes_thinking) or not self.strip_thinking_from_history
+        return supervised_examples(self, messages, TrainOnWhat(train_on_what), merge=merge)
 
     def parse_response(self, tokens: Sequence[int]) -> tuple[Message, ParseTermination]:
         return parse_marked_response(tokens, self._encoder, self._markup, self.get_stop_sequences())
@@ -176,7 +184,7 @@ class Qwen3Renderer:
 
     @property
     def _markup(self) -> Markup:
-        return Markup(calls=_CALLS, framed=self.dialect.thinks)
+        return Markup(calls=_CALLS, framed=self.dialect.thinks, exactly=not self.strip_thinking_from_history)
 
     # ---- messages to text ------------------------------------------------------------------------------------------
 
@@ -186,6 +194,7 @@ class Qwen3Renderer:
     def _render(self, query_index: int, message: Message, context: RenderContext) -> RenderedMessage:
         header = _header(message["role"], context.idx, context.prev_message)
         where = f"{self.dialect.name}, message {context.idx} ({message['role']})"
+        require_no_name(message, where)
         match message["role"]:
             case "assistant":
                 block, said = self._answer(message, context, context.idx > query_index, where)
@@ -219,6 +228,8 @@ class Qwen3Renderer:
         was_prompted = context.is_last and self.disables_thinking
         if not ((is_kept and (thinking or is_answering)) or was_prompted):
             return "", text + calls
+        if not self.strip_thinking_from_history:
+            return f"{THINK}\n{thinking}\n{END_THINK}\n\n", text + calls
         stripped = thinking.strip("\n")
         return f"{THINK}\n{stripped}\n{END_THINK}\n\n", text.lstrip("\n") + calls
 

@@ -19,6 +19,8 @@ from stovetop.renderers.base import (
     parsed_at_once,
     remake,
     render_messages,
+    require_no_name,
+    split_at_stop_text,
     supervised_example,
     supervised_examples,
 )
@@ -35,7 +37,7 @@ class RoleColonRenderer:
     """See `base.Renderer`."""
 
     tokenizer: Tokenizer
-    has_extension_property: bool = field(init=False, default=True)
+    has_extension_property: bool = field(init=False, default=False)  # an answer has a space first, also if it had none
     supports_streaming: bool = field(init=False, default=False)
     disables_thinking: bool = field(init=False, default=False)
     _encoder: SafeEncoder = field(init=False, repr=False)
@@ -66,20 +68,13 @@ class RoleColonRenderer:
     def build_supervised_examples(
         self, messages: Sequence[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_TURN
     ) -> list[SupervisedExample]:
-        return supervised_examples(self, messages, TrainOnWhat(train_on_what))
+        return supervised_examples(self, messages, TrainOnWhat(train_on_what), merge=True)
 
     def parse_response(self, tokens: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Clean when the last token completes the only stop sequence, or is an end-of-text token without one."""
-        tokens = list(tokens)
-        ended = bool(tokens) and tokens[-1] == self.tokenizer.eos_token_id
-        text = self.tokenizer.decode(tokens[:-1] if ended else tokens)
-        answer, stop, _ = text.partition(STOP)
-        if stop:
-            at_end = not ended and STOP not in self.tokenizer.decode(tokens[:-1])
-            termination = ParseTermination.STOP_SEQUENCE if at_end else ParseTermination.MALFORMED
-        else:
-            termination = ParseTermination.EOS if ended else ParseTermination.MALFORMED
-        return assistant_message(answer.removeprefix(" ").rstrip("\n")), termination
+        """Line breaks at the end of an answer that the stop sequence does not end are not part of it."""
+        answer, termination = split_at_stop_text(tokens, self.tokenizer, STOP)
+        answer = answer.removeprefix(" ")
+        return assistant_message(answer if termination.is_stop_sequence else answer.rstrip("\n")), termination
 
     def parse_response_streaming(self, tokens: Iterable[int]) -> Iterator[MessageDelta]:
         return parsed_at_once(self, tokens)
@@ -92,6 +87,7 @@ class RoleColonRenderer:
     def _render(self, message: Message, context: RenderContext) -> RenderedMessage:
         if message["role"] == "tool" or message.get("tool_calls") or message.get("unparsed_tool_calls"):
             raise InvalidRequest(f"role_colon has no tools, but message {context.idx} is about one: {message}")
+        require_no_name(message, f"role_colon, message {context.idx}")
         text = self._encoder.protect(ensure_text(message["content"]))
         overlap = "User:" if message["role"] == "assistant" else ""
         return RenderedMessage(_header(message["role"]), (f" {text}\n\n",), overlap)

@@ -151,7 +151,7 @@ class EnvFromMessageEnv:
         """What a rendered chat has behind the message that was just said; None where it does not go on from there."""
         answered = [*self._messages, message]
         has_images = any(isinstance(chunk, ImageChunk) for chunk in rendered.chunks)
-        if has_images or not self.renderer.has_extension_property or list(chat[: len(answered)]) != answered:
+        if has_images or list(chat[: len(answered)]) != answered:
             return None
         example = self.renderer.build_supervised_example(answered, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
         end = int(example.weights.nonzero()[0][-1]) + 1
