@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stovetop import datasets
 from stovetop.errors import InvalidRequest, MissingExtra, UnknownName
+from stovetop.renderers.messages import FunctionCall, ToolCall
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]}
 
@@ -29,11 +30,27 @@ def test_rows_of_a_file_come_in_its_order_and_empty_lines_do_not_count(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"), [("{oops", "line 2 is not JSON"), ("[1]", "line 2 must be a JSON object")]
+    ("line", "complaint"),
+    [
+        ("{oops", "line 2 is not JSON"),
+        ("[1]", "line 2 must be a JSON object"),
+        ('{"a": "\\ud83d"}', "line 2 holds half of a surrogate pair"),
+        ("[" * 100_000, "line 2 has too many brackets within brackets"),
+    ],
 )
 def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path, line: str, complaint: str):
     with pytest.raises(InvalidRequest, match=f"rows.jsonl, {complaint}"):
         datasets.load_rows(jsonl(tmp_path / "rows.jsonl", {"n": 1}, line))
+
+
+def test_bytes_that_are_no_text_are_named_by_file_and_line(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_bytes(b'{"n": 1}\n{"n": "\xff"}\n')
+    with pytest.raises(InvalidRequest, match=r"rows\.jsonl, line 2 is not JSON"):
+        datasets.load_rows(str(tmp_path / "rows.jsonl"))
+
+
+def test_a_pair_of_surrogates_is_text(tmp_path: Path):
+    assert datasets.load_rows(jsonl(tmp_path / "rows.jsonl", '{"a": "\\uD83D\\uDE00"}')) == [{"a": "😀"}]
 
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path):
@@ -118,6 +135,36 @@ def test_rows_come_from_parquet_as_they_were_written(tmp_path: Path):
         datasets.load_rows(path, split="test")
     with pytest.raises(InvalidRequest, match="no such file"):
         datasets.load_rows(str(tmp_path / "none.parquet"))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(InvalidRequest, match=r"broken\.parquet is not a Parquet file"):
+        datasets.load_rows(str(tmp_path / "broken.parquet"))
+
+
+def test_a_files_name_is_taken_as_it_is(tmp_path: Path):
+    """Neither as a pattern, nor by the case of its ending."""
+    for name in ("UPPER.PARQUET", "rows[1].parquet", "rows*.parquet"):
+        assert datasets.load_rows(parquet(tmp_path / name, ROWS)) == ROWS
+    assert datasets.load_rows(jsonl(tmp_path / "rows[1].JSONL", {"n": 1})) == [{"n": 1}]
+
+
+def test_chats_come_from_parquet_as_they_were_written(tmp_path: Path):
+    """Its columns give every object the fields of all others, as null."""
+    thinks = [{"type": "thinking", "thinking": "R"}, {"type": "text", "text": "A"}]
+    calls = [
+        {"function": {"name": "f", "arguments": {"x": 1}}, "id": "a"},
+        {"function": {"name": "g", "arguments": {"y": "z"}}},
+    ]
+    chats = [
+        [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant", "content": thinks}],
+        [{"role": "user", "content": []}, {"role": "assistant", "content": [], "tool_calls": calls}],
+    ]
+    path = parquet(tmp_path / "chats.parquet", [{"messages": chat} for chat in chats])
+    first, second = datasets.load_chats(path)
+    assert first == chats[0]
+    assert second[1]["tool_calls"] == [
+        ToolCall(FunctionCall("f", '{"x": 1}'), "a"),
+        ToolCall(FunctionCall("g", '{"y": "z"}')),
+    ]
 
 
 def test_a_dataset_of_a_hub_may_lie_in_a_folder_of_parquet_or_jsonl(tmp_path: Path):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -36,19 +36,19 @@ def load_rows(
 ) -> list[Row]:
     """All rows of "sample:NAME", of a file of JSONL or Parquet, or of a dataset of the Hugging Face hub: "owner/name",
     or the folder that it was downloaded to. Only a hub has splits ("train" unless given), subsets and revisions."""
-    return [row for _, row in _open(source, _HubPart(split, subset, revision))]
+    return [placed.row for placed in _open(source, _HubPart(split, subset, revision))]
 
 
 def stream_rows(
     source: str, *, split: str | None = None, subset: str | None = None, revision: str | None = None
 ) -> Iterator[Row]:
     """The same rows one at a time, for sources that memory does not hold. Errors come when their row does."""
-    return (row for _, row in _open(source, _HubPart(split, subset, revision, streaming=True)))
+    return (placed.row for placed in _open(source, _HubPart(split, subset, revision, streaming=True)))
 
 
 def load_chats(source: str, *, split: str | None = None) -> list[list[Message]]:
     """The chats of a source whose rows have `messages`; other fields of a row are its own and left out."""
-    return [_chat(place, row) for place, row in _open(source, _HubPart(split))]
+    return [_chat(placed) for placed in _open(source, _HubPart(split))]
 
 
 def sample_names() -> list[str]:
@@ -69,13 +69,15 @@ class _HubPart(NamedTuple):
 class _PlacedRow(NamedTuple):
     place: str  # "train.jsonl, line 3"
     row: Row
+    has_filled_nulls: bool = False  # its source gives every object the fields of all others, as null
 
 
 def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
     path = Path(source).expanduser()
     if source and path.is_dir():
         return _open_hub(str(path), part._replace(streaming=True))  # which copies nothing into a cache
-    if not source.startswith(_SAMPLE) and path.suffix not in (".jsonl", ".parquet") and not path.is_file():
+    suffix = path.suffix.lower()
+    if not source.startswith(_SAMPLE) and suffix not in (".jsonl", ".parquet") and not path.is_file():
         if source.count("/") != 1:
             known = [_SAMPLE + sample for sample in sample_names()]
             hint = "Or pass FILE.jsonl, FILE.parquet, a folder, or OWNER/NAME of a hub"
@@ -87,9 +89,7 @@ def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
         return _open_sample(source)
     if not path.is_file():
         raise InvalidRequest(f"there is no such file; give the path of one, or sample:NAME: {source!r}")
-    if path.suffix == ".parquet":
-        return _open_hub("parquet", _HubPart(streaming=True), data_files=str(path))
-    return _parse_file(path, source)
+    return _open_parquet(path, source) if suffix == ".parquet" else _parse_file(path, source)
 
 
 def _open_sample(source: str) -> Iterator[_PlacedRow]:
@@ -100,23 +100,38 @@ def _open_sample(source: str) -> Iterator[_PlacedRow]:
     return _parse_rows(file.read_bytes().split(b"\n"), source)
 
 
-def _open_hub(name: str, part: _HubPart, data_files: str | None = None) -> Iterator[_PlacedRow]:
+def _open_parquet(path: Path, source: str) -> Iterator[_PlacedRow]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "data") from error
+    try:
+        with path.open("rb") as file:
+            batches: Iterable[Any] = parquet.ParquetFile(file).iter_batches()
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows):
+                yield _PlacedRow(f"{source}, row {number}", row, has_filled_nulls=True)
+    except (ValueError, OSError) as error:
+        raise InvalidRequest(f"{source} is not a Parquet file that can be read: {error}") from error
+
+
+def _open_hub(name: str, part: _HubPart) -> Iterator[_PlacedRow]:
     try:
         hub = importlib.import_module("datasets")  # the library, not this file
     except ImportError as error:
         raise MissingExtra("datasets", "data") from error
     split = part.split or "train"
     options = {"name": part.subset, "revision": part.revision, "streaming": part.streaming or None}
-    given = {option: value for option, value in {**options, "data_files": data_files}.items() if value is not None}
-    place = data_files or f"{name} ({split})"
-    is_here = data_files is not None or Path(name).is_dir()
+    given = {option: value for option, value in options.items() if value is not None}
+    place = f"{name} ({split})"
+    is_here = Path(name).is_dir()
     with nullcontext() if is_here else asking() as problem:
         try:
             rows: Iterable[Row] = hub.load_dataset(name, split=split, **given)
         except (OSError, ValueError) as error:
             said = f"{problem}; pass FILE.jsonl, FILE.parquet or a downloaded folder" if problem else error
             raise InvalidRequest(f"{place} cannot be opened: {said}") from error
-    return (_PlacedRow(f"{place}, row {number}", dict(row)) for number, row in enumerate(rows))
+    return (_PlacedRow(f"{place}, row {number}", dict(row), True) for number, row in enumerate(rows))
 
 
 def _parse_file(path: Path, source: str) -> Iterator[_PlacedRow]:
@@ -132,6 +147,12 @@ def _parse_rows(lines: Iterable[bytes], source: str) -> Iterator[_PlacedRow]:
         place = f"{source}, line {number}"
         try:
             row: object = json.loads(line)
+            if rb"\ud" in line.lower():  # half of a surrogate pair is a string that no tokenizer can encode
+                json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{place} holds half of a surrogate pair, which is no text: {line[:80]!r}") from error
+        except RecursionError as error:
+            raise InvalidRequest(f"{place} has too many brackets within brackets: {line[:80]!r}") from error
         except ValueError as error:
             raise InvalidRequest(f"{place} is not JSON ({error}): {line[:80]!r}") from error
         if not isinstance(row, dict):
@@ -142,11 +163,25 @@ def _parse_rows(lines: Iterable[bytes], source: str) -> Iterator[_PlacedRow]:
         raise InvalidRequest(f"there is no row in it: {source!r}")
 
 
-def _chat(place: str, row: Row) -> list[Message]:
-    messages = row.get("messages")
+def _chat(placed: _PlacedRow) -> list[Message]:
+    place, row = placed.place, placed.row
+    messages = without_nulls(row.get("messages")) if placed.has_filled_nulls else row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest(f"{place}: a chat needs 'messages', a list with at least one; the row has {sorted(row)}")
-    return [message_from_json(message, f"{place}, message {index}") for index, message in enumerate(messages)]
+    return [
+        message_from_json(message, f"{place}, message {index}")
+        for index, message in enumerate(cast(list[object], messages))
+    ]
+
+
+def without_nulls(value: object) -> object:
+    """A JSON value with the fields that are null left out of every object in it."""
+    if isinstance(value, dict):
+        fields = cast(dict[str, object], value).items()
+        return {name: without_nulls(field) for name, field in fields if field is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in cast(list[object], value)]
+    return value
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------

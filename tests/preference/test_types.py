@@ -61,3 +61,43 @@ def test_json_that_is_no_comparison_is_refused_with_its_place(change, message):
     row = labeled_comparison_to_json(labeled()) | change
     with pytest.raises(InvalidRequest, match=message):
         labeled_comparison_from_json(row, "row 3")
+
+
+QUESTION = {"role": "user", "content": "q"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("good", "bad"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "good", "rejected": "bad", "score": 3},
+        {"prompt": [QUESTION], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": "q", "chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
+        {"prompt": None, "chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
+        {"chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
+        {"prompt": [QUESTION], "chosen": "good", "rejected": [BAD]},
+    ],
+)
+def test_a_row_may_have_a_prompt_a_chosen_and_a_rejected_answer(row):
+    read = labeled_comparison_from_json(row)
+    assert (read.comparison.prompt_conversation, read.label) == ([QUESTION], "A")
+    assert (read.comparison.completion_A, read.comparison.completion_B) == ([GOOD], [BAD])
+
+
+def test_two_answers_that_are_the_same_are_a_tie():
+    assert labeled_comparison_from_json({"prompt": "q", "chosen": "a", "rejected": "a"}).label == "Tie"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "good", "rejected": "bad"}, "line 2 needs a prompt"),
+        ({"prompt": "q", "chosen": "good", "rejected": 3}, "line 2: rejected must be a string or a list.*: 3"),
+        ({"prompt": "q", "chosen": [{"role": "robot"}], "rejected": "b"}, "line 2: chosen, message 0.*"),
+        ({"prompt": "q", "chosen": [QUESTION], "rejected": "b"}, "must end with an assistant message"),
+        ({"prompt": "q", "chosen": "a"}, "'chosen' and 'rejected', and 'prompt'; it has"),
+    ],
+)
+def test_a_row_that_lacks_a_prompt_or_an_answer_is_refused(row, message):
+    with pytest.raises(InvalidRequest, match=message):
+        labeled_comparison_from_json(row, "line 2")

@@ -117,7 +117,7 @@ def test_what_is_no_message_is_refused_by_where_it_stands(data: object) -> None:
     [
         {},
         {"function": {"name": "f"}},
-        {"function": {"name": "f", "arguments": {"x": 1}}},
+        {"function": {"name": "f", "arguments": [1]}},
         {"function": {"name": "f", "arguments": "{}"}, "type": "code"},
         {"function": {"name": "f", "arguments": "{}"}, "index": 0},
         {"function": {"name": "f", "arguments": "{}", "strict": True}},

@@ -106,7 +106,8 @@ class ComparisonDatasetBuilderFromRows:
 def comparisons_from_jsonl(
     train_path: str, test_path: str | None = None, *, test_size: int = 0
 ) -> ComparisonDatasetBuilderFromRows:
-    """From files of your own, one `types.labeled_comparison_to_json` a line. A row that is none is an error here."""
+    """From files of your own. A line is `types.labeled_comparison_to_json`, or has `prompt`, `chosen` and `rejected`,
+    each a string or a list of messages (`types.chosen_and_rejected`). A row that is neither is an error."""
     return ComparisonDatasetBuilderFromRows(
         source=train_path,
         example_to_labeled_comparison=labeled_comparison_from_json,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 from stovetop.errors import InvalidRequest, UnknownName
-from stovetop.renderers.messages import Message, message_from_json
+from stovetop.renderers.messages import Message, Role, message_from_json
 
 if TYPE_CHECKING:
     from stovetop.datasets import Row
@@ -83,12 +83,15 @@ def labeled_comparison_to_json(labeled: LabeledComparison) -> "Row":
 
 
 def labeled_comparison_from_json(row: Mapping[str, object], where: str = "row") -> LabeledComparison:
-    """The opposite of `labeled_comparison_to_json`. `where` names the row in errors."""
+    """The opposite of `labeled_comparison_to_json`; or a row with `chosen` and `rejected`, as `chosen_and_rejected` has
+    it. `where` names the row in errors."""
+    if "comparison" not in row and "chosen" in row and "rejected" in row:
+        return chosen_and_rejected(row, where)
     comparison, label = row.get("comparison"), row.get("label")
     if not isinstance(comparison, Mapping) or label not in LABELS:
         raise InvalidRequest(
-            f"{where} needs 'comparison', an object, and 'label', one of {', '.join(LABELS)}; it has {sorted(row)} "
-            f"and label {label!r}"
+            f"{where} needs 'comparison', an object, and 'label', one of {', '.join(LABELS)}, or 'chosen' and "
+            f"'rejected', and 'prompt'; it has {sorted(row)} and label {label!r}"
         )
     fields = cast(Mapping[str, object], comparison)
     return LabeledComparison(
@@ -99,6 +102,31 @@ def labeled_comparison_from_json(row: Mapping[str, object], where: str = "row") 
         ),
         label,
     )
+
+
+def chosen_and_rejected(row: Mapping[str, object], where: str = "row") -> LabeledComparison:
+    """A row as most published sets have it: `chosen` and `rejected`, and `prompt`; each is a string, or a list of
+    messages. Answers that are lists may begin with the prompt; without a `prompt` it is what both begin with. Two
+    answers that are the same are a tie."""
+    chosen, rejected = (_as_messages(row[name], "assistant", f"{where}: {name}") for name in ("chosen", "rejected"))
+    if row.get("prompt") is None:
+        alike = [one == other for one, other in zip(chosen[:-1], rejected[:-1], strict=False)]
+        prompt = chosen[: alike.index(False) if False in alike else len(alike)]
+    else:
+        prompt = _as_messages(row["prompt"], "user", f"{where}: prompt")
+    if not prompt:
+        raise InvalidRequest(f"{where} needs a prompt: a string, messages, or the beginning of both answers")
+    answers = [answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer for answer in (chosen, rejected)]
+    return LabeledComparison(Comparison(prompt, *answers), "Tie" if answers[0] == answers[1] else "A")
+
+
+def _as_messages(said: object, role: Role, where: str) -> list[Message]:
+    if isinstance(said, str):
+        return [Message(role=role, content=said)]
+    if not isinstance(said, list) or not said:
+        raise InvalidRequest(f"{where} must be a string or a list of messages: {said!r:.200}")
+    messages = enumerate(cast(list[object], said))
+    return [message_from_json(message, f"{where}, message {index}") for index, message in messages]
 
 
 def _messages(comparison: Mapping[str, object], name: str, where: str) -> list[Message]:

@@ -5,6 +5,7 @@ A *chat* is a list of messages. Messages are plain dicts, so that they can be wr
 in this package ever changes one that it was given.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
@@ -159,8 +160,7 @@ def calls_tools(message: Message) -> bool:
 
 
 def to_openai_message(message: Message) -> dict[str, object]:
-    """The message in the public chat format, which `message_from_json` reads but for the thinking: there it is
-    `reasoning_content`."""
+    """The message in the public chat format, where thinking is `reasoning_content`; `message_from_json` reads it."""
     shown: dict[str, object] = {"role": message["role"], "content": _to_openai_content(message["content"])}
     if thinking := get_thinking(message):
         shown["reasoning_content"] = thinking
@@ -210,28 +210,97 @@ def require_kinds(message: Message, kinds: Collection[str], where: str) -> None:
 
 
 def message_from_json(data: object, where: str = "message") -> Message:
-    """A message from what a JSON parser gives. Tool calls may be objects in the public chat format. A null field counts
-    as absent, and the content of a message that calls tools may be. `where` names the message in errors."""
+    """A message from what a JSON parser gives, in our form or in the public chat format: tool calls as objects, their
+    arguments as an object or as JSON text; thinking as `reasoning_content`; images as `image_url` parts that hold data:
+    URIs; the role `developer`, which is `system`. A null field counts as absent, and content may be where the message
+    thinks or calls tools. `where` names the message in errors."""
     if not isinstance(data, Mapping):
-        raise InvalidRequest(f"{where} must be an object with role and content: {data!r}")
-    fields = {key: value for key, value in cast(Mapping[str, Any], data).items() if value is not None}
+        raise InvalidRequest(f"{where} must be an object with role and content: {data!r:.200}")
+    fields = _present(data)
+    if fields.get("role") == "developer":
+        fields["role"] = "system"
+    if "tool_calls" in fields:
+        calls = fields["tool_calls"]
+        if not isinstance(calls, list):
+            raise InvalidRequest(f"{where}: tool_calls must be a list of objects: {calls!r:.200}")
+        fields["tool_calls"] = [tool_call_from_json(call, where) for call in cast(list[object], calls)]
+        if not calls:
+            del fields["tool_calls"]
+    if isinstance(fields.get("content"), list):
+        parts = enumerate(cast(list[object], fields["content"]))
+        fields["content"] = [_part_from_json(part, f"{where}: content part {index}") for index, part in parts]
+    if "reasoning_content" in fields:
+        _take_reasoning(fields, where)
     if fields.get("tool_calls"):
         fields.setdefault("content", "")
-        fields["tool_calls"] = [tool_call_from_json(call, where) for call in fields["tool_calls"]]
     _check_message(fields, where)
     return cast(Message, fields)
 
 
+def _present(data: Mapping[Any, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _take_reasoning(fields: dict[str, Any], where: str) -> None:
+    """Puts `reasoning_content` before the content, as a thinking part."""
+    thinking, content = fields.pop("reasoning_content"), fields.get("content", "")
+    if not isinstance(thinking, str) or fields.get("role") != "assistant":
+        raise InvalidRequest(f"{where}: reasoning_content is the text of an assistant's thinking: {thinking!r:.200}")
+    parts = ensure_list(content) if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise InvalidRequest(f"{where}: content must be a string or a list of parts: {content!r:.200}")
+    if any(part["type"] == "thinking" for part in cast(list[ContentPart], parts)):
+        raise InvalidRequest(f"{where} has thinking twice, as reasoning_content and as a part of the content")
+    if thinking:
+        fields["content"] = [ThinkingPart(type="thinking", thinking=thinking), *cast(list[ContentPart], parts)]
+    else:
+        fields["content"] = content
+
+
+def _part_from_json(data: object, where: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidRequest(f"{where} must be an object with a type: {data!r:.200}")
+    part = _present(cast(Mapping[Any, Any], data))
+    if part.get("type") != "image_url":
+        if part.get("type") not in _PART_FIELDS:
+            raise UnknownName(f"type of {where}", str(part.get("type")), [*_PART_FIELDS, "image_url"])
+        return part
+    image: object = part.get("image_url")
+    url: object = cast(Mapping[str, object], image).get("url") if isinstance(image, Mapping) else image
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise InvalidRequest(
+            f"{where}: image_url must be a data: URI, as nothing is downloaded here; download the image, and pass "
+            f"images.image_part(its bytes): {url!r:.100}"
+        )
+    return {"type": "image", "image": url}
+
+
 def tool_call_from_json(data: object, where: str = "tool call") -> ToolCall:
-    """`{"function": {"name": ..., "arguments": ...}, "id"?: ..., "type"?: "function"}`, and nothing else in it."""
+    """`{"function": {"name": ..., "arguments": ...}, "id"?: ..., "type"?: "function"}`, and nothing else in it. The
+    arguments are JSON text, or an object."""
     if isinstance(data, ToolCall):
         return data
-    call = _object(data, f"{where}: a tool call", allowed=("function", "id", "type"))
-    function = _object(call.get("function"), f"{where}: tool_calls.function", allowed=("name", "arguments"))
+    call = _object(_nulls_left_out(data), f"{where}: a tool call", allowed=("function", "id", "type"))
+    function = _nulls_left_out(call.get("function"))
+    function = _object(function, f"{where}: tool_calls.function", allowed=("name", "arguments"))
     missing = [name for name in ("name", "arguments") if name not in function]
     if missing or call.get("type", "function") != "function":
-        raise InvalidRequest(f"{where}: a tool call has a type of 'function', a name and arguments: {data!r}")
-    return ToolCall(FunctionCall(function["name"], function["arguments"]), call.get("id"))
+        raise InvalidRequest(f"{where}: a tool call has a type of 'function', a name and arguments: {data!r:.200}")
+    arguments: object = function["arguments"]
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    name: object = function["name"]
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise InvalidRequest(
+            f"{where}: a tool call's name is a string, its arguments an object or JSON text: {data!r:.200}"
+        )
+    if not isinstance(call.get("id", ""), str):
+        raise InvalidRequest(f"{where}: the id of a tool call must be a string: {call['id']!r}")
+    return ToolCall(FunctionCall(name, arguments), call.get("id"))
+
+
+def _nulls_left_out(data: object) -> object:
+    return _present(cast(Mapping[Any, Any], data)) if isinstance(data, Mapping) else data
 
 
 def _check_message(message: Mapping[str, Any], where: str) -> None:
