@@ -216,7 +216,7 @@ def message_from_json(data: object, where: str = "message") -> Message:
     thinks or calls tools. `where` names the message in errors."""
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"{where} must be an object with role and content: {data!r:.200}")
-    fields = _present(data)
+    fields = _present(cast(Mapping[Any, Any], data))
     if fields.get("role") == "developer":
         fields["role"] = "system"
     if "tool_calls" in fields:
