@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine import tiny
 from stovetop.engine.loading import fingerprint, load_model
 from stovetop.errors import InvalidRequest
-from test_fetch import write_gguf
+from test_fetch import SHAPES, write_gguf
 
 WEIGHTS = "model.safetensors"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -180,4 +180,13 @@ def test_a_gguf_file_that_is_cut_off_is_refused_by_the_models_name(
     write_gguf(tmp_path / "model.gguf")
     damage(tmp_path / "model.gguf")
     with pytest.raises(InvalidRequest, match="'mine': transformers cannot read"):
+        load_model(tmp_path / "model.gguf", "mine")
+
+
+def test_a_gguf_file_that_lacks_a_tensor_is_refused_by_the_models_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(SHAPES, "blk.0.attn_q.weight")
+    write_gguf(tmp_path / "model.gguf")
+    with pytest.raises(InvalidRequest, match=r"'mine' lacks: model\.layers\.0\.self_attn\.q_proj\.weight"):
         load_model(tmp_path / "model.gguf", "mine")

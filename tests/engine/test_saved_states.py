@@ -206,3 +206,15 @@ def test_a_linear_belongs_to_the_part_that_its_name_says() -> None:
     assert part_of(HEAD) == "unembed"
     assert part_of("model.layers.0.self_attn.q_proj") == part_of("transformer.h.0.attention.dense") == "attn"
     assert part_of("model.layers.0.mlp.up_proj") == "mlp"
+
+
+def test_an_adapter_that_names_no_base_model_asks_for_one(tmp_path: Path) -> None:
+    base = str(tiny.save_model(tmp_path / "base"))
+    path = saved(tmp_path / "theirs")
+    config = json.loads((path / "adapter_config.json").read_text()) | {"base_model_name_or_path": None}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    with local.open_service(storage=tmp_path, threads=1) as service:
+        for create in (service.create_training_client_from_state, service.create_sampling_client):
+            with pytest.raises(CheckpointError, match=r"names no base model; pass base_model="):
+                create(str(path))
+        service.create_training_client_from_state(str(path), base_model=base).result()

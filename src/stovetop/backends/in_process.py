@@ -38,7 +38,7 @@ from stovetop.client import (
     UserMetadata,
 )
 from stovetop.engine import ops
-from stovetop.engine.saved_states import SavedState, describe
+from stovetop.engine.saved_states import SavedState, base_model_of, describe
 from stovetop.errors import CheckpointError, CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, pending, resolved
 from stovetop.losses import Data, LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
@@ -467,7 +467,7 @@ class InProcessServiceClient(ServiceClient):
             raise InvalidRequest("needs a model_path or a base_model, or both: neither is given")
         self._observe(Call("service", verb, {"model_path": model_path, "base_model": base_model}))
         if model_path is not None:
-            base = self._base(base_model or describe(Path(model_path)).base_model)
+            base = self._base(base_model or base_model_of(Path(model_path)))
             return _load_sampling_client(base, model_path)
         base = self._base(str(base_model))
         return _made(base, lambda: InProcessSamplingClient(base, None))
@@ -544,7 +544,7 @@ class InProcessServiceClient(ServiceClient):
     def _from_state(
         self, verb: str, path: str, base_model: str | None, user_metadata: UserMetadata | None, with_optimizer: bool
     ) -> ClientFuture[Any]:
-        base = self._base(base_model or describe(Path(path)).base_model)
+        base = self._base(base_model or base_model_of(Path(path)))
         config = _checked_state(path, base, with_optimizer=with_optimizer).lora
         arguments = {"path": path, "base_model": base_model, "user_metadata": user_metadata}
         self._observe(Call("service", verb, arguments))

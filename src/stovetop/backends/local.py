@@ -108,10 +108,10 @@ def export_merged(
     from stovetop.engine.adapter_files import check_head, read_adapter
     from stovetop.engine.loading import fingerprint
     from stovetop.engine.merge import stored_head, write_merged
-    from stovetop.engine.saved_states import describe
+    from stovetop.engine.saved_states import base_model_of, describe
 
     state = describe(Path(checkpoint))
-    base = require_model(base_model or state.base_model)
+    base = require_model(base_model or base_model_of(Path(checkpoint)))
     if not base.is_dir():
         raise InvalidRequest(
             f"a merged model is written beside the base's own files, which must be safetensors: {base}"

@@ -70,6 +70,14 @@ def describe(path: Path) -> SavedState:
         ) from error
 
 
+def base_model_of(path: Path) -> str:
+    """The name of the base model that the state at `path` was trained on."""
+    name = describe(path).base_model
+    if not name:
+        raise CheckpointError(f"{CONFIG} of the adapter names no base model; pass base_model=...: {path}")
+    return name
+
+
 def is_foreign(path: Path) -> bool:
     """A PEFT folder. One without a manifest that holds our optimizer, or tensors with our mark, has lost it and is
     torn."""
