@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from engine import tiny
 from engine.test_attention import SMALL, packed_logits
 from stovetop.engine.arithmetic import Fast, RowExact
-from stovetop.engine.cutting import LONGEST, WINDOW, cut_config, kinds_of_layers
+from stovetop.engine.cutting import LONGEST, SOFT_CAP, WINDOW, cut_config, kinds_of_layers
 from stovetop.engine.model import adopt
 from stovetop.errors import InvalidRequest
 
@@ -197,3 +197,8 @@ def test_a_small_copy_has_two_layers_of_each_kind_and_their_rules(name: str) -> 
     assert windows <= {None, WINDOW}
     head_size = lambda model: getattr(model.model.layers[0].self_attn, "head_dim", None)  # noqa: E731
     assert head_size(small) == head_size(large)
+
+
+def test_soft_caps_of_the_copy_are_so_low_that_they_show() -> None:
+    config = cut_config(on_paper(tf.Gemma2Config(), "Gemma2ForCausalLM"))
+    assert config.attn_logit_softcapping == config.final_logit_softcapping == SOFT_CAP

@@ -1,7 +1,7 @@
 # pyright: basic
 """A small copy of a model's config that asks for everything the model asks for: two layers of each kind of layer, few
-heads (their size and their number per key/value head are kept), few experts, a short vocabulary, and windows and other
-limits of context so short that a sequence of `LONGEST` tokens goes beyond them.
+heads (their size and their number per key/value head are kept), few experts, a short vocabulary, and windows, soft caps
+and other limits so low that a sequence of `LONGEST` tokens goes beyond them.
 
 What the copy cannot keep, it says: `Uncuttable` names it, and the model is refused.
 """
@@ -20,6 +20,7 @@ from stovetop.engine.decoder_layers import EXPERT_COUNTS, find_layers
 
 LONGEST = 44  # tokens of a sequence that the copy is tried with
 WINDOW, ORIGINAL_CONTEXT, CONTEXT = 6, 20, 64  # of the copy, at most; in tokens
+SOFT_CAP = 2.0  # of the copy, at most: random scores and logits reach it
 VOCABULARY, EXPERTS, QUERY_HEADS = 512, 8, 8  # at most; more heads where more share the same keys
 WIDTH, INNER_WIDTH = 64, 96  # at most, where the config gives the heads a size of their own
 NUM_SPECIAL = 32  # ids at the end of the vocabulary, for tokens with a meaning of their own
@@ -221,6 +222,8 @@ def _lower_thresholds(cut: _Cut) -> None:
                 values[key] = min(value, ORIGINAL_CONTEXT)
             elif _is_threshold(key):
                 values[key] = lowered(value)
+            elif "softcap" in key and isinstance(value, int | float):
+                values[key] = min(value, SOFT_CAP)
 
     def lowered(value: Any) -> Any:
         is_number = isinstance(value, int) and not isinstance(value, bool)
