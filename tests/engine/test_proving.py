@@ -136,6 +136,13 @@ def test_nan_in_the_weights_is_named() -> None:
         adopt(model, "nan", fingerprint="")
 
 
+def test_nan_in_a_buffer_that_is_saved_is_named_too() -> None:
+    model = tiny.llama()
+    model.model.layers[0].register_buffer("correction", torch.full((2,), float("inf")))
+    with pytest.raises(InvalidRequest, match=r"infinity in model\.layers\.0\.correction"):
+        adopt(model, "inf", fingerprint="")
+
+
 def test_packed_numbers_for_weights_are_refused() -> None:
     model = tiny.llama()
     linear = model.model.layers[0].mlp.up_proj

@@ -318,7 +318,7 @@ class RotaryTable(nn.Module):
 
     def __init__(self, rotary: nn.Module, num_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config = rotary.config  # some models read it
+        self.config = getattr(rotary, "config", None)  # some models read it
         with torch.no_grad():
             cos_1TD, sin_1TD = rotary(torch.empty(0, dtype=dtype), torch.arange(num_positions)[None])
         self.cos_TD, self.sin_TD = cos_1TD[0], sin_1TD[0]

@@ -58,7 +58,7 @@ def refuse_other_mixers(name: str, config: Any) -> None:
 
 
 def refuse_not_finite(name: str, model: PreTrainedModel) -> None:
-    bad = [key for key, tensor in model.named_parameters() if not _is_finite(tensor)]
+    bad = [key for key, tensor in model.state_dict().items() if tensor.is_floating_point() and not _is_finite(tensor)]
     if bad:
         raise InvalidRequest(
             f"base model {name!r} has NaN or infinity in {listed(bad)}; its files are damaged, or it diverged before "
@@ -120,9 +120,9 @@ def _failure(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, seed: 
     if not all(torch.isfinite(logprobs_TV).all() for logprobs_TV in expected):
         return "random weights give logits that are not finite"
     small.set_attn_implementation(NAME)
-    if row_exact:
-        exactness.prepare(small, context_length(text))
     try:
+        if row_exact:
+            exactness.prepare(small, context_length(text))
         base = wrap(small, RowExact() if row_exact else Fast())
         seen = _Counting(PackedAttention(pack(sequences), base.arithmetic, base.device))
         base.hidden_states(pack(sequences), seen, [])
