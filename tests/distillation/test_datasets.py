@@ -114,6 +114,12 @@ def test_a_source_without_a_prompt_is_refused(tmp_path):
         asyncio.run(PromptOnlyDatasetBuilder(source=str(path), renderer=RENDERER, groups_per_batch=1)())
 
 
+def test_each_prompt_is_answered_four_times_unless_told_otherwise():
+    for options, num_answers in (({}, 4), ({"group_size": 2}, 2)):
+        [builder] = dataset("d", 1, 1, **options).get_batch(0)
+        assert len(asyncio.run(builder.make_envs())) == num_answers
+
+
 # ---- several datasets ----------------------------------------------------------------------------------------
 
 

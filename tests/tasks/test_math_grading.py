@@ -243,7 +243,8 @@ DIFFERENT = [
     (r"\sqrt{2}", "2"),
     ("1110_4", "1110_8"),  # bases
     (r"0.56 = 66\%", r"0.56 = 56\%"),  # one side agrees
-    (r"4.6 \times 10^{-24}", r"4.6 \times 10^{-25}"),  # equal to six places
+    (r"4.6 \times 10^{-24}", r"4.6 \times 10^{-25}"),
+    (r"\frac{4.6}{10^{24}}", r"\frac{4.7}{10^{24}}"),  # equal to six places
     (r"c^{2}(\gamma^{2}-1) \sin ^{2} \theta", r"c^{2}(\gamma^{2}-2) \sin ^{2} \theta"),  # read as undefined
     (r"\hbar \omega(v+8 / 2)-\frac{E}{2}", r"\hbar \omega(v+1 / 2)-\frac{E}{2}"),  # read in part
     ("9" * 3000, "9"),
