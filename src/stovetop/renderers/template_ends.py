@@ -49,10 +49,12 @@ class Frame:
     between: str | None = None  # None: around an answer without thinking
 
     def around(self, text: str, thinking: str) -> str:
+        """An answer as the template writes it: this text, behind this thinking where the frame has room for it."""
         return f"{self.before}{'' if self.between is None else thinking + self.between}{text}{self.after}"
 
 
 def answer_ending(template: Template, form: Form, encoder: SafeEncoder) -> Ending:
+    """What ends an answer without calls. A template that would let the model go on is refused."""
     chat = [question(form), answer(form)]
     ending = _ending(template, encoder, chat, question(form, 2))
     if ending is None:

@@ -33,6 +33,7 @@ def mark(number: int) -> str:
 
 
 def is_marked(text: str) -> bool:
+    """Whether there is a mark in a text."""
     return _MARKED.search(text) is not None
 
 
@@ -55,6 +56,7 @@ class Template:
 
     @property
     def source(self) -> str:
+        """The template's text; of several, all of them. A tokenizer without one is refused."""
         template = self.tokenizer.chat_template
         if template is None:
             raise InvalidRequest("the tokenizer has no chat template; choose the renderer of its family, or role_colon")
@@ -116,19 +118,24 @@ class Form:
 
 
 class CallForm(NamedTuple):
+    """How a template wants to be given the calls of a message."""
+
     arguments_as_text: bool  # JSON text, not an object
     named_by_id: bool  # the id of a call is written, and holds its name: "functions.get_weather:0"
 
 
 def question(form: Form, number: int = 0) -> Shown:
+    """A user's message that says `mark(number)`."""
     return {"role": "user", "content": _content(mark(number), form)}
 
 
 def answer(form: Form, number: int = 1) -> Shown:
+    """An assistant's message that says `mark(number)`."""
     return {"role": "assistant", "content": _content(mark(number), form)}
 
 
 def thinking_answer(form: Form, thinking: int, text: int) -> Shown:
+    """The same, with `mark(thinking)` as its thinking before `mark(text)`."""
     return _with_thinking(answer(form, text), mark(thinking), form)
 
 
@@ -141,6 +148,7 @@ def call_message(form: Form, number: int = 1) -> Shown:
 
 
 def result_message(form: Form, number: int = 2, called: int = 1) -> Shown:
+    """What a tool answers to the call of `call_message`: `mark(number)`."""
     labels = {"tool_call_id": CALL_ID, "name": mark(called)}
     return {"role": "tool", "content": _content(mark(number), form), **labels}
 
@@ -271,6 +279,7 @@ class Marked(NamedTuple):
 
 
 def marked(message: Message, form: Form, numbers: Iterator[int]) -> Marked:
+    """A message in which every part is a mark of its own, and which part each mark is."""
     parts: dict[str, str] = {}
 
     def named(part: str) -> str:
