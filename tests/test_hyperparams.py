@@ -1,7 +1,9 @@
+import fnmatch
 import json
 import math
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,12 @@ def experts(tmp_path: Path) -> str:
     return model_folder(tmp_path / "experts", dict(items[:5]), dict(items[5:]))
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3.6-35B-A3B", "nvidia/Llama-3.3-Nemotron-Super-49B"])
+def test_a_family_that_nobody_has_published_a_rate_for_asks_for_one(model: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"no published learning-rate formula.*give a learning_rate.*{model}"):
+        hyperparams.get_lr(model)
+
+
 @pytest.mark.parametrize("model", GOLDEN_LR)
 def test_get_lr_equals_the_published_rates(model: str):
     assert hyperparams.get_lr(model) == pytest.approx(GOLDEN_LR[model], rel=1e-12)
@@ -98,6 +106,31 @@ def test_lora_parameters_are_counted_from_headers_alone(experts: str, include_ex
     arguments = (experts, 2, include_experts, shared)
     assert hyperparams.get_lora_param_count(*arguments) == count
     assert sum(hyperparams.get_lora_param_breakdown(*arguments).values()) == count
+
+
+@dataclass
+class FakeFiles:
+    """Files elsewhere, each with tensors behind its header; it keeps what was read of them."""
+
+    contents: dict[str, bytes]
+    was_read: dict[str, int] = field(default_factory=dict[str, int])
+
+    def glob(self, path: str) -> list[str]:
+        return fnmatch.filter(self.contents, path)
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        self.was_read[path] = self.was_read.get(path, 0) + end - start
+        return self.contents[path][start:end]
+
+
+def test_of_a_model_elsewhere_only_the_headers_of_its_shards_are_read(experts: str):
+    headers = {f"org/model/{file.name}": file.read_bytes() for file in Path(experts).glob("*.safetensors")}
+    files = FakeFiles({path: header + bytes(10_000) for path, header in headers.items()} | {"org/other/x": b""})
+    assert hyperparams.get_lora_param_count("org/model", 2, files=files) == 136
+    assert files.was_read == {path: len(header) for path, header in headers.items()}
+    assert hyperparams.get_full_finetune_param_count("org/model", files) == sum(map(math.prod, SHAPES.values()))
+    with pytest.raises(InvalidRequest, match=r"no \*\.safetensors file.*: org/other"):
+        hyperparams.get_full_finetune_param_count("org/other", files)
 
 
 def test_experts_share_the_factor_on_the_side_of_the_residual_stream(experts: str):

@@ -43,6 +43,12 @@ RECOMMENDED = {
     "moonshotai/Kimi-K2-Instruct": "chat_template",
     "moonshotai/Kimi-K2-Instruct-0905": "chat_template",
     "moonshotai/Kimi-K2-Thinking": "kimi_k2",
+    "Qwen/Qwen3.5-9B": "chat_template",
+    "Qwen/Qwen3.5-9B-Base": "role_colon",
+    "Qwen/Qwen3.5-397B-A17B": "chat_template",
+    "Qwen/Qwen3.6-35B-A3B": "chat_template",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "chat_template",
+    "nvidia/NVIDIA-Nemotron-3.5-Super-VL-120B-A12B-BF16": "chat_template",
     "openai/gpt-oss-20b": "gpt_oss_no_sysprompt",
     "openai/gpt-oss-120b": "gpt_oss_no_sysprompt",
 }
@@ -73,6 +79,11 @@ def test_an_unknown_model_without_a_template_is_refused_and_told_what_to_do() ->
         (
             "Qwen/Qwen3-30B-A3B",
             ModelAttributes("Qwen", "3", "30B-A3B", True, False, ("qwen3", "qwen3_disable_thinking")),
+        ),
+        ("Qwen/Qwen3.6-35B-A3B", ModelAttributes("Qwen", "3.6", "35B-A3B", True, True, ("chat_template",))),
+        (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+            ModelAttributes("nvidia", "3", "30B-A3B", True, False, ("chat_template",)),
         ),
         (
             "Qwen/Qwen3-VL-235B-A22B-Instruct",

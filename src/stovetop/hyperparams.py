@@ -1,13 +1,15 @@
 """Learning rates and parameter counts of known models, by published formulae. Nothing here guesses: a family without a
-formula is refused, and the user gives a rate. Weights are never read, only the headers of their files.
+formula is refused, and the user gives a rate. Weights are never read, only the headers of their files, which may lie on
+another machine.
 """
 
 import json
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_store import find_model, known_models
@@ -37,11 +39,22 @@ HIDDEN_SIZES = {
 # How fast the best rate falls with width, per family: (2000 / width) to this power.
 _WIDTH_EXPONENTS = {"llama": 0.781, "qwen": 0.0775, "kimi-k2-thinking": 0.0775}
 
+# Families whose names contain one of those, without a published rate of their own.
+_WITHOUT_FORMULA = re.compile(r"qwen3\.\d|nemotron")
+
 # Weights that no LoRA factors are attached to, by a component of their name: the router of a mixture of experts, the
 # embedding, and the second halves of projections that are low-rank already.
 _NOT_ADAPTED = {"gate", "embed_tokens", "q_b_proj", "kv_b_proj"}
 
 Shape = tuple[int, ...]
+
+
+class RemoteFiles(Protocol):
+    """What is needed of a file system that is elsewhere. Those of fsspec have it: `huggingface_hub.HfFileSystem()` for
+    the models of the hub."""
+
+    def glob(self, path: str) -> list[str]: ...
+    def cat_file(self, path: str, start: int, end: int) -> bytes: ...
 
 
 # ---- learning rates --------------------------------------------------------------------------------------------------
@@ -54,7 +67,7 @@ def get_lr(model_name: str, is_lora: bool = True) -> float:
     """
     own_name = model_name.rstrip("/").rpartition("/")[2].lower()
     exponents = [exponent for family, exponent in _WIDTH_EXPONENTS.items() if family in own_name]
-    if not exponents:
+    if not exponents or _WITHOUT_FORMULA.search(own_name):
         raise InvalidRequest(
             f"there is no published learning-rate formula for this family (there is for "
             f"{', '.join(_WIDTH_EXPONENTS)}); give a learning_rate, LoRA often works at 1e-4..5e-4: {model_name!r}"
@@ -71,14 +84,14 @@ def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> 
     return 10.0
 
 
-def get_full_finetune_lr_multiplier(model_name: str) -> float:
+def get_full_finetune_lr_multiplier(model_name: str, files: RemoteFiles | None = None) -> float:
     """1 / √(number of parameters). The quotient of two models' multipliers carries a rate from one to the other."""
-    return 1 / math.sqrt(get_full_finetune_param_count(model_name))
+    return 1 / math.sqrt(get_full_finetune_param_count(model_name, files))
 
 
-def get_lora_lr_multiplier(model_name: str) -> float:
+def get_lora_lr_multiplier(model_name: str, files: RemoteFiles | None = None) -> float:
     """The same for LoRA rates."""
-    return get_full_finetune_lr_multiplier(model_name) * get_lora_lr_over_full_finetune_lr(model_name)
+    return get_full_finetune_lr_multiplier(model_name, files) * get_lora_lr_over_full_finetune_lr(model_name)
 
 
 def get_hidden_size(model_name: str) -> int:
@@ -100,9 +113,10 @@ def get_hidden_size(model_name: str) -> int:
 # ---- parameter counts ------------------------------------------------------------------------------------------------
 
 
-def get_full_finetune_param_count(model_name: str) -> int:
-    """Every number in the model's weight files."""
-    return sum(math.prod(shape) for shape in _weight_shapes(model_name).values())
+def get_full_finetune_param_count(model_name: str, files: RemoteFiles | None = None) -> int:
+    """Every number in the model's weight files. Of a model that is not on this machine, `files` has them: 8 bytes and
+    the header of each file are read."""
+    return sum(math.prod(shape) for shape in _weight_shapes(model_name, files).values())
 
 
 def get_lora_param_count(
@@ -110,9 +124,11 @@ def get_lora_param_count(
     lora_rank: int = 32,
     include_experts: bool = True,
     shared_expert_outer_loras: bool = True,
+    files: RemoteFiles | None = None,
 ) -> int:
     """The sum of `get_lora_param_breakdown`."""
-    return sum(get_lora_param_breakdown(model_name, lora_rank, include_experts, shared_expert_outer_loras).values())
+    counts = get_lora_param_breakdown(model_name, lora_rank, include_experts, shared_expert_outer_loras, files)
+    return sum(counts.values())
 
 
 def get_lora_param_breakdown(
@@ -120,15 +136,17 @@ def get_lora_param_breakdown(
     lora_rank: int = 32,
     include_experts: bool = True,
     shared_expert_outer_loras: bool = True,
+    files: RemoteFiles | None = None,
 ) -> dict[str, int]:
     """rank · (out + in) for each matrix that LoRA is attached to, by the matrix's name.
 
     With shared outer factors, the experts of a layer share the factor on the side of the residual stream (the input of
     gate_proj and up_proj, the output of down_proj): it is counted with expert 0. Output heads that are tied to the
-    embedding are in no file under a name of their own, and not counted.
+    embedding are in no file under a name of their own, and not counted. Of a model that is not on this machine, `files`
+    has the weights, and only their headers are read.
     """
     counts: dict[str, int] = {}
-    for name, shape in _weight_shapes(model_name).items():
+    for name, shape in _weight_shapes(model_name, files).items():
         parts = name.split(".")
         is_expert = "experts" in parts
         if is_expert and include_experts and len(shape) > 2:
@@ -149,27 +167,47 @@ def get_lora_param_breakdown(
     return counts
 
 
-def _weight_shapes(model_name: str) -> Mapping[str, Shape]:
+def _weight_shapes(model_name: str, files: RemoteFiles | None) -> Mapping[str, Shape]:
     folder = find_model(model_name)
-    if folder is None:
+    if folder is not None:
+        headers = [_read_header(str(file), _local_reader(file)) for file in sorted(folder.glob("*.safetensors"))]
+    elif files is not None:
+        paths = sorted(files.glob(f"{model_name.rstrip('/')}/*.safetensors"))
+        headers = [_read_header(path, _remote_reader(files, path)) for path in paths]
+    else:
         raise UnknownName(
             "model",
             model_name,
             known_models(),
-            hint="Parameters are counted in files on this machine: pass a folder with config.json and *.safetensors",
+            hint="Parameters are counted in files on this machine: pass a folder with config.json and *.safetensors. "
+            "For a model of the hub, pass files=huggingface_hub.HfFileSystem()",
         )
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise InvalidRequest(f"there is no *.safetensors file to count parameters in: {folder}")
-    return {name: shape for file in files for name, shape in _read_header(file).items()}
+    if not headers:
+        raise InvalidRequest(f"there is no *.safetensors file to count parameters in: {folder or model_name}")
+    return {name: shape for header in headers for name, shape in header.items()}
 
 
-def _read_header(file: Path) -> dict[str, Shape]:
+Read = Callable[[int, int], bytes]  # the bytes from one position up to another
+
+
+def _local_reader(file: Path) -> Read:
+    def read(start: int, end: int) -> bytes:
+        with file.open("rb") as opened:
+            opened.seek(start)
+            return opened.read(end - start)
+
+    return read
+
+
+def _remote_reader(files: RemoteFiles, path: str) -> Read:
+    return lambda start, end: files.cat_file(path, start, end)
+
+
+def _read_header(path: str, read: Read) -> dict[str, Shape]:
     """Names and shapes: eight bytes of length, then JSON. The tensors behind it are not read."""
-    with file.open("rb") as opened:
-        prefix = opened.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= 100_000_000:
-            raise InvalidRequest(f"this is not a safetensors file, its header is {length} bytes long: {file}")
-        header = json.loads(opened.read(length))
+    prefix = read(0, 8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 2 <= length <= 100_000_000:
+        raise InvalidRequest(f"this is not a safetensors file, its header is {length} bytes long: {path}")
+    header = json.loads(read(8, 8 + length))
     return {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}

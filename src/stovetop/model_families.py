@@ -45,6 +45,8 @@ _TEMPLATE = ("chat_template",)
 _GPT_OSS = tuple(f"gpt_oss_{kind}" for kind in ("no_sysprompt", "medium_reasoning", "low_reasoning", "high_reasoning"))
 _SIZE = r"(?P<size>[\d.]+[BM](?:-A[\d.]+B)?)"
 _LLAMA = rf"meta-llama/(?:Meta-)?Llama-(?P<version>3(?:\.[123])?)-{_SIZE}"
+_QWEN_VL = r"(?P<version>3\.[568])"
+_NEMOTRON = r"nvidia/NVIDIA-Nemotron-(?P<version>3(?:\.5)?)-(?:Nano|Super|Ultra|Lightning)"
 
 # Models of these families that are not here (vision, coding, reasoning-only variants) write chats in other ways than
 # their siblings: they are served by their own template. So are those that are older than thinking: the renderers of
@@ -57,6 +59,10 @@ _KINDS = (
     _Kind(rf"Qwen/Qwen3-{_SIZE}-Instruct-2507", "Qwen/Qwen3-4B-Instruct-2507", ("qwen3_instruct",), "3"),
     _Kind(rf"Qwen/Qwen3-{_SIZE}-Base", "Qwen/Qwen3-8B-Base", _BASE, "3"),
     _Kind(rf"Qwen/Qwen3-{_SIZE}", "Qwen/Qwen3-8B", ("qwen3", "qwen3_disable_thinking"), "3"),
+    _Kind(rf"Qwen/Qwen{_QWEN_VL}-{_SIZE}-Base", "Qwen/Qwen3.5-9B-Base", _BASE, is_vl=True),
+    _Kind(rf"Qwen/Qwen{_QWEN_VL}-{_SIZE}", "Qwen/Qwen3.5-9B", _TEMPLATE, is_vl=True),
+    _Kind(rf"{_NEMOTRON}-VL-{_SIZE}-BF16", "nvidia/NVIDIA-Nemotron-3.5-Super-VL-120B-A12B-BF16", _TEMPLATE, is_vl=True),
+    _Kind(rf"{_NEMOTRON}-{_SIZE}-BF16", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", _TEMPLATE),
     _Kind(r"deepseek-ai/DeepSeek-V(?P<version>3(?:\.1)?)-Base", "deepseek-ai/DeepSeek-V3.1-Base", _BASE),
     _Kind(
         r"deepseek-ai/DeepSeek-V(?P<version>3\.1)(?:-Terminus)?",
