@@ -1,4 +1,5 @@
-"""A tokenizer that needs no files: a token is a byte of UTF-8, and four more are special.
+"""A tokenizer that needs no files: a token is a byte of UTF-8, and some more are the control tokens of every family of
+models that there is a renderer for.
 
 `decode(encode(text, add_special_tokens=False)) == text` for every text. Chats are rendered as ChatML, and as in chat
 models of that family the mark that ends a turn, `<|im_end|>`, is the end-of-text token.
@@ -10,9 +11,25 @@ from typing import Any
 
 from stovetop.errors import InvalidRequest, UnknownName
 
-SPECIAL_TOKENS = {"<|bos|>": 256, "<|endoftext|>": 257, "<|im_start|>": 258, "<|im_end|>": 259}
-_NAMES = {token: name for name, token in SPECIAL_TOKENS.items()}
-_SPECIAL = re.compile("(" + "|".join(re.escape(name) for name in SPECIAL_TOKENS) + ")")
+_CHATML = "<|bos|> <|endoftext|> <|im_start|> <|im_end|>"
+_FAMILIES = """
+<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> <|python_tag|>
+<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>
+<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>
+<｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁sep｜>
+<|startoftext|> <|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|> <|return|>
+[BOS] [EOS] <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|>
+<|tool_calls_section_begin|> <|tool_calls_section_end|>
+<|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>
+<|media_begin|> <|media_content|> <|media_pad|> <|media_end|> <|vision_start|> <|vision_end|> <|image_pad|>
+"""
+_TAGS = "<think> </think> <tool_call> </tool_call> <tool_response> </tool_response>"  # within an answer
+
+SPECIAL_TOKENS = {name: 256 + index for index, name in enumerate((_CHATML + _FAMILIES).split())}
+TAGS = {name: 256 + len(SPECIAL_TOKENS) + index for index, name in enumerate(_TAGS.split())}
+_ADDED = SPECIAL_TOKENS | TAGS
+_NAMES = {token: name for name, token in _ADDED.items()}
+_CONTROL = re.compile("(" + "|".join(re.escape(name) for name in _ADDED) + ")")
 
 CHATML = """\
 {% for message in messages %}<|im_start|>{{ message['role'] }}
@@ -23,26 +40,28 @@ CHATML = """\
 
 
 class ByteTokenizer:
-    """The same ids on every machine, for tests and for the recording backend."""
+    """The same ids on every machine, for tests and for the recording backend. As in the tokenizers of transformers,
+    tags such as `<think>` are tokens too, and not special ones."""
 
+    name_or_path = "stovetop/bytes"
     bos_token_id = SPECIAL_TOKENS["<|bos|>"]
     eos_token_id = SPECIAL_TOKENS["<|im_end|>"]
     chat_template = CHATML
 
     def __len__(self) -> int:
-        return 256 + len(SPECIAL_TOKENS)
+        return 256 + len(_ADDED)
 
     def get_added_vocab(self) -> dict[str, int]:
         """The control tokens by name."""
-        return dict(SPECIAL_TOKENS)
+        return dict(_ADDED)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
-        """`add_special_tokens` puts `<|bos|>` first. `split_special_tokens` spells special tokens out as bytes, so that
-        text from outside cannot smuggle one in."""
+        """`add_special_tokens` puts `<|bos|>` first. `split_special_tokens` spells special tokens and tags as bytes, so
+        that text from outside cannot smuggle one in."""
         tokens = [self.bos_token_id] if add_special_tokens else []
-        for piece in [text] if split_special_tokens else _SPECIAL.split(text):
-            if piece in SPECIAL_TOKENS and not split_special_tokens:
-                tokens.append(SPECIAL_TOKENS[piece])
+        for piece in [text] if split_special_tokens else _CONTROL.split(text):
+            if piece in _ADDED and not split_special_tokens:
+                tokens.append(_ADDED[piece])
             else:
                 tokens.extend(piece.encode())
         return tokens
@@ -52,12 +71,12 @@ class ByteTokenizer:
         return b"".join(self._bytes(token_ids, skip_special_tokens)).decode(errors="replace")
 
     def convert_tokens_to_ids(self, tokens: str) -> int:
-        """The id of a special token, or of a single byte's character."""
-        if tokens in SPECIAL_TOKENS:
-            return SPECIAL_TOKENS[tokens]
+        """The id of a special token, a tag, or a single byte's character."""
+        if tokens in _ADDED:
+            return _ADDED[tokens]
         if len(tokens.encode()) == 1:
             return tokens.encode()[0]
-        raise UnknownName("token", tokens, SPECIAL_TOKENS, hint="Any other token is a single byte")
+        raise UnknownName("token", tokens, _ADDED, hint="Any other token is a single byte")
 
     def apply_chat_template(
         self,
@@ -85,7 +104,7 @@ class ByteTokenizer:
                 yield bytes([token])
             elif token not in _NAMES:
                 raise InvalidRequest(f"token id {token} is outside the byte vocabulary, 0..{len(self) - 1}")
-            elif not skip_special_tokens:
+            elif not (skip_special_tokens and _NAMES[token] in SPECIAL_TOKENS):
                 yield _NAMES[token].encode()
 
 

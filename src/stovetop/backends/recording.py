@@ -374,9 +374,13 @@ def verb_of(op: ops.Op) -> Verb:
 
 
 def _base_table(name: str, seed: int, vocab_size: int) -> Table:
-    """Logits of a model that writes printable characters and ends a turn after some forty tokens."""
+    """Logits of a model that writes printable characters and ends a turn after some forty tokens. Control tokens that
+    ChatML has not are as good as never written, until it is trained to."""
     generator = np.random.default_rng([seed, *name.encode()])
-    table_VV = generator.normal(size=(vocab_size, vocab_size))
+    num_chatml = SPECIAL_TOKENS["<|im_end|>"] + 1  # bytes and the tokens of ChatML
+    table_VV = np.full((vocab_size, vocab_size), -8.0)
+    table_VV[:num_chatml, :num_chatml] = generator.normal(size=(num_chatml, num_chatml))
+    table_VV[num_chatml:, :num_chatml] = generator.normal(size=(vocab_size - num_chatml, num_chatml))
     table_VV[:, ord(" ") : ord("~") + 1] += 3.0
     table_VV[:, SPECIAL_TOKENS["<|im_end|>"]] += 4.0
     return table_VV.astype(np.float32)
