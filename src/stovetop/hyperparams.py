@@ -53,8 +53,13 @@ class RemoteFiles(Protocol):
     """What is needed of a file system that is elsewhere. Those of fsspec have it: `huggingface_hub.HfFileSystem()` for
     the models of the hub."""
 
-    def glob(self, path: str) -> list[str]: ...
-    def cat_file(self, path: str, start: int, end: int) -> bytes: ...
+    def glob(self, path: str) -> list[str]:
+        """The paths of the files that match."""
+        ...
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        """The bytes of one file from `start` up to `end`."""
+        ...
 
 
 # ---- learning rates --------------------------------------------------------------------------------------------------
