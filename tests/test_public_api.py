@@ -154,3 +154,21 @@ def test_user_metadata_is_seen_on_the_client_and_in_what_it_saves(tmp_path: Path
         assert again.result().get_info().user_metadata == {"who": "me", "run": "2"}
     checkpoint = service.create_rest_client().list_checkpoints(client.model_id).result().checkpoints[0]
     assert checkpoint.user_metadata == {"who": "me", "run": "1", "step": "5"}
+
+
+def test_what_older_programs_pass_is_accepted(tmp_path: Path) -> None:
+    service = tinker.ServiceClient("recording", storage=tmp_path)
+    client = service.create_lora_training_client("any/model", optimizer=None).result()
+    datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [1.0, 1.0]})
+    client.forward_backward([datum], "cross_entropy")
+    client.optim_step(adam_params=tinker.AdamParams(learning_rate=0.1)).result()
+    for nothing in ({}, {"optim_params": tinker.AdamParams(), "adam_params": tinker.AdamParams()}):
+        with pytest.raises(InvalidRequest, match=r"pass optim_params, .*, or adam_params, its older name"):
+            client.optim_step(**nothing)
+    sampler = client.save_weights_and_get_sampling_client(retry_config=None, record_stability_info=False).result()
+    with pytest.raises(InvalidRequest, match=r"record_stability_info must be False; .*stable_reinforce.*: True"):
+        client.save_weights_and_get_sampling_client(record_stability_info=True)
+    assert len(sampler.compute_logprobs(tinker.ModelInput.from_ints([1, 2]), prompt_logprobs_last_n=None).result()) == 2
+    with pytest.raises(InvalidRequest, match=r"close: status must be 'success' or .*: 'succes'"):
+        service.close("succes")  # pyright: ignore
+    assert service.close("success").result() is None
