@@ -372,6 +372,19 @@ def test_what_stops_a_run_is_not_hidden_by_a_record_that_fails_too(tmp_path: Pat
     assert "nor could its end be recorded" in (tmp_path / "run" / "logs.log").read_text()
 
 
+def test_a_run_is_locked_from_its_opening_until_it_is_left(tmp_path: Path):
+    run = quiet_run(tmp_path / "run")
+    with pytest.raises(InvalidRequest, match=r"this process .* writes to this run"):
+        quiet_run(tmp_path / "run")
+    del run  # never entered
+    with quiet_run(tmp_path / "run"):
+        assert runs.load(tmp_path / "run").metrics == []  # readers need no lock
+        with pytest.raises(InvalidRequest, match="writes to this run"):
+            quiet_run(tmp_path / "run", behavior="delete")
+    with quiet_run(tmp_path / "run"):
+        pass
+
+
 # ---- resuming with another config
 
 
