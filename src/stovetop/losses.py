@@ -151,6 +151,7 @@ class ModelLimits:
     name: str
     vocab_size: Annotated[int, Whole(1)]
     context_length: Annotated[int, Whole(1)]
+    longest_sequence: Annotated[int, Whole(1)] | None = None  # that memory for keys and values allows; None: any
 
     def __post_init__(self) -> None:
         check(self)

@@ -12,6 +12,7 @@ from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.captured import rounded_up
 from stovetop.engine.engine import Engine
+from stovetop.engine.kv_budget import KVBudget
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel, adopt
 from stovetop.engine.sampler import Sampler
@@ -64,7 +65,7 @@ def base() -> BaseModel:
 
 def recording_engine(base: BaseModel, tape: Tape) -> Engine:
     engine = Engine(base)
-    tape.sampler = Sampler(base, tape)
+    tape.sampler = Sampler(base, KVBudget.of(base, None), tape)
     engine._sampler = tape.sampler  # pyright: ignore[reportPrivateUsage]  on CUDA it is made with a recorder
     return engine
 

@@ -138,12 +138,13 @@ def test_a_long_prompt_stalls_neither_running_sequences_nor_short_prompts(
     assert ended[long] == 20
 
 
-def test_memory_is_bounded_by_waiting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for 4 sequences of 20 positions: the others wait, and one that is too long for any company runs alone."""
-    monkeypatch.setattr(sampler, "MAX_CACHED_TOKENS", 80)
+def test_memory_is_bounded_by_waiting() -> None:
+    """Room for 4 sequences of a block, and the prompt of one: the others wait, and one that is too long for any company
+    runs alone."""
+    engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(320))
     running = engine._sampler._running  # pyright: ignore[reportPrivateUsage]  how many run is memory
     tickets = [engine.submit(op(tiny.tokens(10, seed), n=3, max_tokens=10)) for seed in range(4)]
-    tickets.append(engine.submit(op(tiny.tokens(60, 9), max_tokens=50)))
+    tickets.append(engine.submit(op(tiny.tokens(200, 9), max_tokens=50)))
     most, results = 0, {}
     while not engine.idle:
         results |= {done.ticket: done.result for done in engine.step()}
@@ -152,12 +153,10 @@ def test_memory_is_bounded_by_waiting(engine: Engine, monkeypatch: pytest.Monkey
     assert set(results) == set(tickets)
 
 
-def test_random_traffic_never_deadlocks_and_leaves_nothing_behind(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_traffic_never_deadlocks_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joins, leaves, stops, full caches, long prompts, scores: all answered."""
     monkeypatch.setattr(prompts, "PIECE_TOKENS", 16)
-    monkeypatch.setattr(sampler, "MAX_CACHED_TOKENS", 600)
+    engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(1500))
     chosen = random.Random(0)
     weights = [None, *(tiny.trained_adapter(engine, seed).weights for seed in range(2))]
     open_tickets: set[ops.Ticket] = set()
@@ -220,12 +219,12 @@ def test_a_failure_among_prompts_reaches_all_of_them_and_none_is_lost(
 def test_prompts_that_could_not_be_continued_yet_are_not_computed_ahead(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "HELD_TOKENS", 100)
+    monkeypatch.setattr(sampler, "HELD_TOKENS", 130)
     monkeypatch.setattr(sampler, "MAX_RUNNING", 2)
     tickets = [engine.submit(op(tiny.tokens(40, seed), max_tokens=5)) for seed in range(12)]
     answers = set()
     while not engine.idle:
         answers |= {done.ticket for done in engine.step()}
         ready = engine._sampler._ready  # pyright: ignore[reportPrivateUsage]  what is held is memory
-        assert sum(len(request.prompt.tokens) for request in ready) <= 100
+        assert sum(len(start.prompt.tokens) for start in ready) <= 100
     assert answers == set(tickets)

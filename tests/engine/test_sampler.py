@@ -10,6 +10,8 @@ from engine import tiny
 from stovetop.engine import ops, prompts, sampler
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora import AdapterWeights
+from stovetop.engine.model import adopt
+from stovetop.errors import InvalidRequest
 from stovetop.losses import ImportanceSampling
 from stovetop.types import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
 
@@ -200,3 +202,38 @@ def test_a_fault_while_prompts_are_computed_loses_nobody(engine: Engine, monkeyp
     assert done[ending].error is None
     assert all(isinstance(done[ticket].error, ZeroDivisionError) for ticket in tickets)
     assert engine.idle
+
+
+def diverged(weights: AdapterWeights) -> AdapterWeights:
+    """As after steps that were far too long: numbers, but their products are none."""
+    return AdapterWeights(weights.config, {name: tensor * 1e30 for name, tensor in weights.tensors.items()})
+
+
+@pytest.mark.parametrize("vocab_size", [512, 500])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_logits_that_are_no_numbers_fail_their_own_request_and_no_other(vocab_size: int, deterministic: bool) -> None:
+    model = adopt(tiny.llama(vocab_size=vocab_size), "t", fingerprint="t", deterministic=deterministic)
+    engine = Engine(model)
+    healthy = tiny.trained_adapter(engine).weights
+    prompts = [[1, 2, 3, index] for index in range(3)]
+    alone = [sample(Engine(model), prompt, 3, weights=healthy, seed=index) for index, prompt in enumerate(prompts)]
+    bad = diverged(tiny.trained_adapter(engine, 1).weights)
+    tickets = [engine.submit(sample_op(prompts[0], 3, healthy, seed=0))]
+    broken = [
+        engine.submit(sample_op(prompts[1], 4, bad)),
+        engine.submit(sample_op(prompts[1], 1, bad, temperature=0.0)),
+    ]
+    broken.append(engine.submit(ops.ComputeLogprobs(bad, ModelInput.from_ints(prompts[2]))))
+    broken.append(engine.submit(dataclasses.replace(sample_op(prompts[2], 1, bad), topk_prompt_logprobs=2)))
+    tickets += [engine.submit(sample_op(prompts[index], 3, healthy, seed=index)) for index in (1, 2)]
+    done = {}
+    while not engine.idle:
+        done |= {finished.ticket: finished for finished in engine.step()}
+    assert set(done) == {*tickets, *broken}
+    for ticket in broken:
+        assert isinstance(done[ticket].error, InvalidRequest)
+        assert "not finite numbers with this adapter, which has diverged" in str(done[ticket].error)
+    for ticket, expected in zip(tickets, alone, strict=True):
+        for ours, theirs in zip(done[ticket].result.sequences, expected, strict=True):
+            assert ours.tokens == theirs.tokens
+            assert ours.logprobs == (theirs.logprobs if deterministic else pytest.approx(theirs.logprobs, abs=1e-4))

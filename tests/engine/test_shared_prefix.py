@@ -140,9 +140,8 @@ def test_a_prompt_is_not_kept_twice_once_its_samples_have_started() -> None:
     assert all(sequence.request.prompt.cache.num_positions == 0 for sequence in running)
 
 
-def test_many_samples_of_a_long_prompt_fit_where_their_copies_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MAX_CACHED_TOKENS", 512)
-    engine = tiny.engine()
+def test_many_samples_of_a_long_prompt_fit_where_their_copies_would_not() -> None:
+    engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(192 + 192 + 16 * 64))
     engine.submit(sample(tiny.tokens(192, 1), 16, max_tokens=8))
     engine.step()
     assert len(engine._sampler._running) == 16  # pyright: ignore[reportPrivateUsage]  16 · (192 + 8) would be 3,200
@@ -203,19 +202,20 @@ def test_samples_share_only_as_far_as_their_groups_are_of_about_one_size() -> No
         assert len(users) * max(users, default=0) <= 3 * 180 + 64
 
 
-def test_prefixes_count_towards_the_bound_and_what_does_not_fit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MAX_CACHED_TOKENS", 512)
-    engine = tiny.engine()
+def test_prefixes_count_towards_the_bound_and_what_does_not_fit_waits() -> None:
+    """Three prompts of 128 as prefixes, their samples, and two prompts that were computed for them."""
+    limit = 3 * 128 + 10 * 64 + 2 * 128
+    engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(limit))
     tickets = [engine.submit(sample(tiny.tokens(128, seed), 4, max_tokens=8)) for seed in range(6)]
     answers: dict[ops.Ticket, Any] = {}
     most = 0
     while not engine.idle:
         answers |= {done.ticket: done.result for done in engine.step()}
         inside = engine._sampler  # pyright: ignore[reportPrivateUsage]  memory
-        running, prefixes = inside._running, inside._prefixes  # pyright: ignore[reportPrivateUsage]
-        assert 8 * len(running) + prefixes.num_tokens() <= 512
+        running, memory = inside._running, inside._memory  # pyright: ignore[reportPrivateUsage]
+        assert memory.allocated <= limit
         most = max(most, len(running))
-    assert most == 12  # of three prompts
+    assert most == 10  # of three prompts
     assert set(answers) == set(tickets)
 
 

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
+from stovetop.engine.kv_budget import KVBudget, layer_bytes
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel, adopt
 from stovetop.engine.training import Adapter
@@ -63,6 +64,12 @@ def save_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
 
 def engine(**settings: Any) -> Engine:
     return Engine(base_model(), **settings)
+
+
+def kv_bytes(num_positions: int, model: BaseModel | None = None) -> int:
+    """The `max_kv_bytes` with which all caches together may have so many positions."""
+    budget = KVBudget(1, layer_bytes(model or base_model()))
+    return num_positions * (budget.position_bytes + max(budget.layer_bytes))
 
 
 def run(engine: Engine, op: ops.Op) -> Any:

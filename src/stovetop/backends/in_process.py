@@ -41,7 +41,16 @@ from stovetop.engine import ops
 from stovetop.engine.saved_states import SavedState, base_model_of, describe
 from stovetop.errors import CheckpointError, CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, pending, resolved
-from stovetop.losses import Data, LossConfig, check_data, check_model_input, check_shapes, check_token_ids, parse_loss
+from stovetop.losses import (
+    Data,
+    LossConfig,
+    ModelLimits,
+    check_data,
+    check_model_input,
+    check_shapes,
+    check_token_ids,
+    parse_loss,
+)
 from stovetop.model_store import canonical_name
 from stovetop.rules import Whole
 from stovetop.sdk_differences import missing_attribute, require_neutral
@@ -120,7 +129,7 @@ class InProcessSamplingClient:
         check_model_input(prompt, limits, what="prompt")
         take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
         self._check_stop(sampling_params)
-        params = _completed(sampling_params, prompt, limits.context_length, limits.name)
+        params = _completed(sampling_params, prompt, limits)
         self._base.observe(
             Call(
                 "sampling",
@@ -138,7 +147,9 @@ class InProcessSamplingClient:
     def compute_logprobs(
         self, prompt: Prompt, prompt_logprobs_last_n: AtLeastNone | None = None
     ) -> APIFuture[list[float | None]]:
-        check_model_input(prompt, self._base.thread.engine.limits, what="prompt")
+        limits = self._base.thread.engine.limits
+        check_model_input(prompt, limits, what="prompt")
+        _checked_memory(f"the prompt has {prompt.length} tokens", prompt.length, limits)
         self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
         return self._base.thread.call(
             "compute_logprobs",
@@ -614,15 +625,29 @@ def _checked_state(path: str, base: _Base, *, with_optimizer: bool) -> SavedStat
     return state
 
 
-def _completed(params: SamplingParams, prompt: Prompt, context_length: int, model: str) -> SamplingParams:
-    """Params with a seed and a max_tokens that fits."""
-    room = context_length - prompt.length
-    max_tokens = room if params.max_tokens is None else params.max_tokens
+def _completed(params: SamplingParams, prompt: Prompt, limits: ModelLimits) -> SamplingParams:
+    """Params with a seed and a max_tokens that fits the context and, where it was left out, the memory."""
+    room = limits.context_length - prompt.length
+    what = f"the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}"
+    fitting = _checked_memory(what, prompt.length + (params.max_tokens or 1), limits)
+    max_tokens = min(room, fitting - prompt.length) if params.max_tokens is None else params.max_tokens
     if max_tokens > room or room == 0:
         remedy = f"lower max_tokens to {room}" if room else "shorten the prompt"
         raise InvalidRequest(
-            f"the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}; together they "
-            f"exceed the context of {model}, {context_length}; {remedy}"
+            f"{what}; together they exceed the context of {limits.name}, {limits.context_length}; {remedy}"
         )
     seed = secrets.randbits(63) if params.seed is None else params.seed
     return replace(params, max_tokens=max_tokens, seed=seed)
+
+
+def _checked_memory(what: str, num_tokens: int, limits: ModelLimits) -> int:
+    """How long a sequence may become; one that could never fit into memory is refused."""
+    if limits.longest_sequence is None:
+        return limits.context_length
+    if limits.longest_sequence < num_tokens <= limits.context_length:
+        raise InvalidRequest(
+            f"{what}; {num_tokens} tokens in all do not fit into the memory for keys and values, which is enough for "
+            f"{limits.longest_sequence}; lower max_tokens, shorten the prompt, or open the service with a larger "
+            "max_kv_bytes"
+        )
+    return limits.longest_sequence

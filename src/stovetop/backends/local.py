@@ -38,6 +38,7 @@ def open_service(
     micro_batch_invariant: bool = False,
     recompute: bool | None = None,
     max_adapter_bytes: Annotated[int, Whole(0)] | None = None,
+    max_kv_bytes: Annotated[int, Whole(1)] | None = None,
     disk: Annotated[Disk, Anything()] = LOCAL_DISK,
     download: Annotated[Download, Function(1, "(name) -> path of a folder")] | None = hub_download,
 ) -> InProcessServiceClient:
@@ -58,6 +59,10 @@ def open_service(
                            pass. None: if a full pass would take more than half of the memory that is available
     max_adapter_bytes      that adapters and their optimizers may take before idle ones are moved out of the way: to
                            files in `storage`, or from a GPU to the memory of the host. None: half of what is available
+    max_kv_bytes           that keys and values of prompts and samples may take. Samples claim it as they grow; if it
+                           runs out, some wait, or leave and go on later, with the same results. A sample without
+                           max_tokens ends where the context or this memory ends; a request that would not even fit
+                           alone is refused. None: 0.3 of what is available
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
 
     On a CPU the GNU C library is told to keep freed memory, up to 1 GiB, for the next pass. This too is the process's.
@@ -86,6 +91,7 @@ def open_service(
             micro_batch_invariant=micro_batch_invariant,
             recompute=recompute,
             max_adapter_bytes=max_adapter_bytes,
+            max_kv_bytes=max_kv_bytes,
             idle_folder=folder,
             disk=disk,
         )

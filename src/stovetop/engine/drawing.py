@@ -77,7 +77,7 @@ def truncated(probs_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
 
 def inverse_cdf(probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """The first token at which the cumulative sum exceeds `uniform` times the total: never one of probability 0.
-    Cumulative sums over runs of tokens first, and then within one run."""
+    Cumulative sums over runs of tokens first, and then within one run. Of a row with a NaN, some token."""
     padding = -probs_BV.shape[1] % RUN
     probs_BRW = (F.pad(probs_BV, (0, padding)) if padding else probs_BV).unflatten(1, (-1, RUN))
     run_sums_BR = probs_BRW.sum(-1).cumsum(-1, dtype=torch.float64)
@@ -88,4 +88,4 @@ def inverse_cdf(probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
     cumulative_BW = inside_BW.cumsum(-1, dtype=torch.float64) + before_B1
     place_B1 = torch.searchsorted(cumulative_BW, threshold_B1, right=True)
     last_B1 = (RUN - 1) - inside_BW.flip(-1).gt(0).int().argmax(-1, keepdim=True)  # where rounding reaches no further
-    return (run_B1 * RUN + torch.minimum(place_B1, last_B1))[:, 0]
+    return (run_B1 * RUN + torch.minimum(place_B1, last_B1))[:, 0].clamp_(max=probs_BV.shape[1] - 1)

@@ -9,6 +9,7 @@ how samples are drawn in `sampler.py`, what runs when in `scheduler.py`.
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, assert_never
@@ -17,6 +18,7 @@ from stovetop.client import Tokenizer
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.engine.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
+from stovetop.engine.kv_budget import KVBudget
 from stovetop.engine.lora import AdapterWeights, chosen, initial_weights
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model import BaseModel
@@ -44,6 +46,7 @@ class Engine:
         micro_batch_invariant: bool = False,
         recompute: bool | None = None,
         max_adapter_bytes: int | None = None,
+        max_kv_bytes: int | None = None,
         idle_folder: Path | None = None,
         disk: Disk = LOCAL_DISK,
     ) -> None:
@@ -51,7 +54,8 @@ class Engine:
         if recompute or (recompute is None and model.needs_recompute(max_tokens_per_pass)):
             recompute_layers(model.layers.layers)
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
-        self._sampler = Sampler(model)
+        self._budget = KVBudget.of(model, max_kv_bytes)
+        self._sampler = Sampler(model, self._budget)
         self._scheduler = Scheduler(max_tokens_per_pass, share_passes=model.arithmetic.can_stack)
         limit = (
             int(SHARE_OF_ADAPTERS * available_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes
@@ -93,7 +97,7 @@ class Engine:
 
     @property
     def limits(self) -> ModelLimits:
-        return self._model.limits
+        return replace(self._model.limits, longest_sequence=self._budget.longest_sequence)
 
     @property
     def fingerprint(self) -> str:

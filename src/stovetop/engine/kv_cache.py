@@ -13,6 +13,11 @@ from torch import Tensor
 BLOCK = 64  # positions are added in blocks of this many
 
 
+def rounded_up(num_positions: int) -> int:
+    """To whole blocks."""
+    return -(-num_positions // BLOCK) * BLOCK
+
+
 class KVCache:
     """Grows as it is written; `num_slots` and `num_positions` say how large it is."""
 
@@ -28,7 +33,7 @@ class KVCache:
 
     def reserve(self, num_slots: int, num_positions: int) -> None:
         """From now on there is room for this many; what is there of them stays."""
-        needed = (num_slots, -(-num_positions // BLOCK) * BLOCK)
+        needed = (num_slots, rounded_up(num_positions))
         doubled = (1 << (num_slots - 1).bit_length() if self._doubling else num_slots, needed[1])
         for slots, positions in (self._with(*doubled), self._with(*needed), doubled, needed):
             if self.max_tokens is None or slots * positions <= self.max_tokens:
@@ -38,6 +43,30 @@ class KVCache:
     def _with(self, num_slots: int, num_positions: int) -> tuple[int, int]:
         """The room that there is, and this."""
         return max(self.num_slots, num_slots), max(self.num_positions, num_positions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Slots times positions that there is room for."""
+        return self.num_slots * self.num_positions
+
+    def shrink(self, num_slots: int, num_positions: int) -> bool:
+        """Gives back what is there beyond this; whether there was anything."""
+        rounded = rounded_up(num_positions)
+        if self.num_slots <= num_slots and self.num_positions <= rounded:
+            return False
+        if num_slots == 0:
+            self.clear()
+            return True
+        self.num_slots, self.num_positions = min(self.num_slots, num_slots), min(self.num_positions, rounded)
+        self.settle()
+        return True
+
+    def take_over(self, other: "KVCache") -> None:
+        """What another cache holds, which is empty afterwards."""
+        self._layers, other._layers = other._layers, [None] * len(self._layers)
+        self.num_slots, self.num_positions = other.num_slots, other.num_positions
+        self.version += 1
+        other.clear()
 
     @property
     def num_bytes(self) -> int:

@@ -5,24 +5,26 @@ common is not computed again.
 A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of one prompt, and goes round: a long
 prompt neither stalls the sequences that are being drawn nor the short prompts behind it. A prompt whose first half is
 just being computed for another waits for that. Keys and values of finished prompts are kept, the last used longest,
-up to `KEPT_TOKENS` positions, and the last one in any case; they are found again by the weights they were computed
-with, so new weights never meet old keys. A prompt that is the same as one of them is not computed at all, and shares
-its cache. A prompt whose own logprobs are asked for is computed whole. What is computed and has no room to be
-continued yet is bounded by `HELD_TOKENS`: further prompts wait.
+up to `KEPT_TOKENS` positions, and the last one in any case, as long as nobody else needs their memory; they are found
+again by the weights they were computed with, so new weights never meet old keys. A prompt that is the same as one of
+them is not computed at all, and shares its cache. A prompt whose own logprobs are asked for is computed whole.
+
+A prompt is begun when there is memory for its keys and values; how much there is, the sampler says (`Room`). One that
+had to give its memory to others comes back, and is computed again.
 
 Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
 """
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from stovetop.engine.attention import Piece, PieceAttention, pack_of_pieces
-from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.kv_cache import KVCache, rounded_up
 from stovetop.engine.logprobs import pair_logprobs, top_logprobs
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel
@@ -33,7 +35,6 @@ from stovetop.engine.routing import Rows, Stack, prompt_rows, rows_by_owner
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 PIECE_TOKENS = 512
 KEPT_TOKENS = 4096
-HELD_TOKENS = 2**16
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,7 @@ class Prompt:
     op: Sample | ComputeLogprobs
     tokens: list[int]
     cache: KVCache  # of one slot
+    is_again: bool = False  # it was computed before: its logprobs are known, and there is no use in keeping it
     num_computed: int = 0
     num_reused: int = 0  # of these, taken over from an earlier prompt
     last_hidden_E: Tensor | None = None  # of the last token, once it is computed
@@ -65,7 +67,7 @@ class Prompt:
     @property
     def is_computed_whole(self) -> bool:
         """Nothing is taken over from others, for logprobs of all its tokens are asked for."""
-        return self.wants_logprobs or self.num_top > 0
+        return not self.is_again and (self.wants_logprobs or self.num_top > 0)
 
     @property
     def num_top(self) -> int:
@@ -74,6 +76,34 @@ class Prompt:
     def forget_cache(self) -> None:
         """Its samples are on their way, and have taken what they need."""
         self.cache = KVCache(0)
+
+    @property
+    def num_positions(self) -> int:
+        """That its cache takes."""
+        return rounded_up(len(self.tokens))
+
+
+@dataclass(slots=True)
+class Room:
+    """Positions that new prompts may take in a step."""
+
+    num_positions: int
+    num_held: int  # that computed prompts take which cannot be continued yet
+    most_held: int
+    make: Callable[[int], None]  # gives up what is kept, until there is memory for so many
+
+    def allows(self, prompt: Prompt, num_begun: int) -> bool:
+        """Whether a prompt may be begun, where others that are begun take `num_begun`. Behind one for which there is no
+        memory none is begun, or it would wait for ever."""
+        if prompt.num_positions > self.num_positions:
+            self.num_positions = 0
+        held = num_begun + (self.num_held if isinstance(prompt.op, Sample) else 0)
+        is_too_much_ahead = held > 0 and held + prompt.num_positions > self.most_held
+        return prompt.num_positions <= self.num_positions and not is_too_much_ahead
+
+    def take(self, prompt: Prompt) -> None:
+        self.make(prompt.num_positions)
+        self.num_positions -= prompt.num_positions
 
 
 class Prompts:
@@ -84,6 +114,7 @@ class Prompts:
         self._model = model
         self._stack = stack
         self._waiting: deque[Prompt] = deque()
+        self._begun: dict[int, Prompt] = {}  # those of them that have memory, by id
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by number, the last used at the end
         self._number = 0
 
@@ -92,9 +123,44 @@ class Prompts:
         cache = KVCache(self._model.num_layers)
         self._waiting.append(Prompt(ticket, ticket.op, ticket.op.prompt.to_ints(), cache))
 
+    def add_again(self, prompt: Prompt) -> None:
+        """One that was computed, and gives up its memory: before all others."""
+        prompt.cache, prompt.last_hidden_E = KVCache(self._model.num_layers), None
+        prompt.num_computed, prompt.is_again = 0, True
+        self._waiting.appendleft(prompt)
+
+    def remove(self, prompt: Prompt) -> None:
+        self._waiting.remove(prompt)
+        self._begun.pop(id(prompt), None)
+
     @property
     def idle(self) -> bool:
         return not self._waiting
+
+    @property
+    def begun_tokens(self) -> int:
+        """Positions that those take which are being computed."""
+        return sum(prompt.num_positions for prompt in self._begun.values())
+
+    def kept_caches(self) -> list[KVCache]:
+        return [kept.cache for kept in self._kept.values()]
+
+    def drop_kept(self) -> bool:
+        """Forgets the one that was not used for longest; False if there is none."""
+        if self._kept:
+            self._kept.popitem(last=False)
+            return True
+        return False
+
+    def drop_begun(self) -> bool:
+        """The last one that was begun starts over later; False if there is none."""
+        if not self._begun:
+            return False
+        _, prompt = self._begun.popitem()
+        prompt.cache, prompt.num_computed = KVCache(self._model.num_layers), 0
+        if not prompt.is_again:
+            prompt.logprobs, prompt.top_logprobs = [None], [None]
+        return True
 
     @property
     def waiting(self) -> list[Prompt]:
@@ -103,21 +169,22 @@ class Prompts:
     def drop_all(self) -> list[Ticket]:
         tickets = [prompt.ticket for prompt in self._waiting]
         self._waiting.clear()
+        self._begun.clear()
         self._kept.clear()
         return tickets
 
-    def step(self, num_held: int, running: Sequence[AdapterWeights]) -> list[Prompt]:
-        """Computes a piece of as many prompts as fit; the ones that are done with it. `num_held` are tokens of earlier
-        ones that wait to be continued, `running` the adapters that keep their places in the stack."""
+    def step(self, room: Room, running: Sequence[AdapterWeights]) -> list[Prompt]:
+        """Computes a piece of as many prompts as fit; the ones that are done with it. `running` are the adapters that
+        keep their places in the stack."""
         everybody = list(self._waiting)
         try:
-            return self._step(num_held, running)
+            return self._step(room, running)
         except BaseException:
             self._waiting = deque(everybody)  # nobody is lost: see `drop_all`
             raise
 
-    def _step(self, num_held: int, running: Sequence[AdapterWeights]) -> list[Prompt]:
-        done, taken = self._known(), self._taken(num_held)
+    def _step(self, room: Room, running: Sequence[AdapterWeights]) -> list[Prompt]:
+        done, taken = self._known(), self._taken(room)
         turns: list[_Turn] = []
         first_row = 0
         for index in self._stack.in_order([prompt.weights for prompt, _ in taken]):
@@ -129,30 +196,29 @@ class Prompts:
         # behind those that had no turn
         self._waiting.extend(prompt for prompt, _ in taken if not prompt.is_computed)
         for prompt in [prompt for prompt, _ in taken if prompt.is_computed]:
-            done += [prompt, *self._twins(self._keep(prompt))]  # before others push it out
+            self._begun.pop(id(prompt))
+            # before others push it out
+            done += [prompt] if prompt.is_again else [prompt, *self._twins(self._keep(prompt))]
         return done
 
-    def _taken(self, num_held: int) -> list[tuple[Prompt, int]]:
+    def _taken(self, room: Room) -> list[tuple[Prompt, int]]:
         """Prompts whose turn it is, and how many tokens of each."""
         taken: list[tuple[Prompt, int]] = []
         put_off: list[Prompt] = []
-        begun = [prompt for prompt in self._waiting if prompt.num_computed]
-        num_begun = sum(len(prompt.tokens) for prompt in begun)
-        room = STEP_TOKENS.get(self._model.device.type, STEP_TOKENS["cpu"])
-        while self._waiting and room > 0:
+        num_begun = self.begun_tokens
+        num_left = STEP_TOKENS.get(self._model.device.type, STEP_TOKENS["cpu"])
+        while self._waiting and num_left > 0:
             prompt = self._waiting.popleft()
-            if prompt.num_computed == 0:
-                held = num_begun + (num_held if isinstance(prompt.op, Sample) else 0)
-                is_too_much = held > 0 and held + len(prompt.tokens) > HELD_TOKENS
-                if is_too_much or self._is_half_on_its_way(prompt, begun):
+            if id(prompt) not in self._begun:
+                if not room.allows(prompt, num_begun) or self._is_half_on_its_way(prompt):
                     put_off.append(prompt)
                     continue
+                room.take(prompt)
                 self._start(prompt)
-                begun.append(prompt)
-                num_begun += len(prompt.tokens)
-            length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, room)
+                num_begun += prompt.num_positions
+            length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, num_left)
             taken.append((prompt, length))
-            room -= length
+            num_left -= length
         self._waiting.extendleft(reversed(put_off))
         return taken
 
@@ -180,11 +246,11 @@ class Prompts:
         following = prompt.tokens[turn.piece.start + 1 : turn.piece.end + 1]
         parts = [] if prompt.weights is None else [Rows(prompt.weights)]
         head, rows_TE = self._model.head(parts), hidden_TE[: len(following)]
-        if prompt.wants_logprobs and following:
+        if prompt.wants_logprobs and not prompt.is_again and following:
             rows_P, targets_P = torch.arange(len(following)), torch.tensor(following)
             device = hidden_TE.device
             prompt.logprobs += pair_logprobs(head, rows_TE, rows_P.to(device), targets_P.to(device)).tolist()
-        if prompt.num_top and following:
+        if prompt.num_top and not prompt.is_again and following:
             tokens_TK, logprobs_TK = top_logprobs(head, rows_TE, prompt.num_top)
             rows = zip(tokens_TK.tolist(), logprobs_TK.tolist(), strict=True)
             prompt.top_logprobs += [list(zip(*row, strict=True)) for row in rows]
@@ -211,19 +277,25 @@ class Prompts:
         ]
         for prompt in same:
             prompt.cache, prompt.last_hidden_E = kept.cache, kept.last_hidden_E
-            prompt.num_computed = prompt.num_reused = len(prompt.tokens)
+            self._reuse(prompt, len(prompt.tokens))
         if same:
             self._kept.move_to_end(kept.number)
         taken = set(map(id, same))
         self._waiting = deque(prompt for prompt in self._waiting if id(prompt) not in taken)
         return same
 
-    def _is_half_on_its_way(self, prompt: Prompt, begun: Sequence[Prompt]) -> bool:
+    def _reuse(self, prompt: Prompt, num_tokens: int) -> None:
+        prompt.num_computed = num_tokens
+        if not prompt.is_again:  # what is answered is how it was at first
+            prompt.num_reused = num_tokens
+
+    def _is_half_on_its_way(self, prompt: Prompt) -> bool:
         """Whether a prompt that is being computed begins with the first half of this one, and none that is kept."""
         if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
             return False
         half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
         first = prompt.tokens[:half]
+        begun = self._begun.values()
         if not any(other.weights is prompt.weights and other.tokens[:half] == first for other in begun):
             return False
         return not any(kept.is_of(prompt.weights) and kept.tokens[:half] == first for kept in self._kept.values())
@@ -231,6 +303,7 @@ class Prompts:
     def _start(self, prompt: Prompt) -> None:
         """From the longest beginning that a kept prompt of the same weights shares. The last token is always computed:
         drawing needs its hidden state."""
+        self._begun[id(prompt)] = prompt
         prompt.cache.reserve(1, len(prompt.tokens))
         best, best_length = None, MIN_SHARED_TOKENS - 1
         for number, kept in self._kept.items() if not prompt.is_computed_whole else ():
@@ -239,7 +312,7 @@ class Prompts:
                 best, best_length = number, length
         if best is not None:
             prompt.cache.copy_from(self._kept[best].cache, 0, [0], best_length)
-            prompt.num_computed = prompt.num_reused = best_length
+            self._reuse(prompt, best_length)
             self._kept.move_to_end(best)
 
     def _keep(self, prompt: Prompt) -> "_Kept":

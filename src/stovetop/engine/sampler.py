@@ -2,17 +2,22 @@
 """Computed prompts to tokens. Newcomers join a running batch, whoever is finished leaves it at once.
 
 A step computes pieces of the prompts that wait (`prompts.py`), draws one token for every running sequence and lets in
-as many new ones as there is room. Memory is bounded by `MAX_CACHED_TOKENS`, slots times positions of the longest
-sequence that may come of them (room that slots and prefixes once had is kept, up to that much each): what does not
-fit waits its turn and never fails; a sequence that exceeds the bound on its own runs alone. Sequences sit in the
-first slots of the cache, so the pass over them reads a view; a slot that ends is filled with the last one. Samples of
-one prompt share what is cached of it (`shared_prefix.py`).
+as many new ones as there is room. Sequences sit in the first slots of the cache, so the pass over them reads a view; a
+slot that ends is filled with the last one. Samples of one prompt share what is cached of it (`shared_prefix.py`).
+
+Memory is bounded (`kv_memory.py`) and claimed as sequences grow, not for all that may come of them. Where it runs out,
+prompts that are not continued yet give theirs up, then the sequences that came last leave: what they drew is kept, its
+keys and values are computed again when there is room, and they go on. Whoever leaves lets others in only after a
+sequence has ended, so that nobody comes and goes. A sequence that does not fit in company runs alone, and one that
+would not fit even then is refused.
 
 Shapes: `S` running sequences, `V` vocabulary, `E` hidden size.
 """
 
+import itertools
+import math
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,83 +25,30 @@ import torch
 from stovetop.engine.captured import CapturedDecoding, CudaGraphs, Recorder, never_waits
 from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.drawing import draw
+from stovetop.engine.kv_budget import KVBudget
 from stovetop.engine.kv_cache import BLOCK, KVCache
+from stovetop.engine.kv_memory import KVMemory, Size
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model import BaseModel
-from stovetop.engine.ops import Finished, Sample, Ticket
-from stovetop.engine.packing import Segment
-from stovetop.engine.prompts import Prompt, Prompts
+from stovetop.engine.ops import ComputeLogprobs, Finished, Sample, Ticket
+from stovetop.engine.prompts import Prompt, Prompts, Room
 from stovetop.engine.routing import Parts, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.samples import Request, Running, Start, one_row_each
 from stovetop.engine.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
-from stovetop.engine.stops import Stops, stops_of
-from stovetop.types import SampledSequence, SampleResponse, SamplingParams
+from stovetop.engine.stops import stops_of
+from stovetop.errors import InvalidRequest
+from stovetop.types import SampledSequence
 
 MAX_RUNNING = 512  # sequences
-MAX_CACHED_TOKENS = 2**18  # slots times positions
+HELD_TOKENS, HELD_SHARE = 2**16, 0.25  # positions, and of those there are, for prompts that cannot be continued yet
 KEPT_SHARE = 0.2  # of the available memory, that an idle cache may have besides
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A prompt that is computed, and its samples."""
-
-    prompt: Prompt
-    params: SamplingParams
-    stops: Stops
-    done: list[SampledSequence | None]
-    num_started: int = 0
-
-    @property
-    def num_left(self) -> int:
-        return len(self.done) - self.num_started
-
-    def answer(self) -> Finished:
-        prompt = self.prompt
-        sequences = [sequence for sequence in self.done if sequence is not None]
-        response = SampleResponse(
-            sequences,
-            prompt.logprobs if prompt.wants_logprobs else None,
-            prompt.top_logprobs if prompt.num_top else None,
-            prompt.num_reused,
-        )
-        return Finished(prompt.ticket, response)
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """One sequence being drawn, from a stream of random numbers of its own."""
-
-    request: _Request
-    index: int  # among the samples of its request
-    uniform: np.random.Generator
-    prefix: Prefix | None  # what the slot does not hold, for it is shared
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def start(self) -> int:
-        """The position in the sequence at which its slot begins."""
-        return 0 if self.prefix is None else self.prefix.length
-
-    @property
-    def position(self) -> int:
-        """Of the token drawn last, which is all that is not cached yet."""
-        return len(self.request.prompt.tokens) + len(self.tokens) - 1
-
-    @property
-    def most_cached(self) -> int:
-        """Positions that its slot may come to take."""
-        return len(self.request.prompt.tokens) - self.start + (self.request.params.max_tokens or 0)
-
-    def ended(self) -> bool:
-        return len(self.tokens) == self.request.params.max_tokens or self.request.stops.hit(self.tokens)
 
 
 class Sampler:
     """Running and waiting samples of one base model, over all adapters."""
 
-    def __init__(self, model: BaseModel, recorder: Recorder | None = None) -> None:
+    def __init__(self, model: BaseModel, budget: KVBudget, recorder: Recorder | None = None) -> None:
         """`recorder` is what passes are recorded with, where launching them is slow: on CUDA."""
         if recorder is None and model.device.type == "cuda" and never_waits(model):
             recorder = CudaGraphs(model.device)
@@ -104,28 +56,47 @@ class Sampler:
         self._captured = None if recorder is None else CapturedDecoding(model, recorder)
         self._stack = Stack(model.weight_VE.dtype)
         self._prompts = Prompts(model, self._stack)
-        most = MAX_CACHED_TOKENS + MAX_RUNNING * BLOCK  # slots are rounded up to whole blocks
-        self._cache = KVCache(model.num_layers, most, doubling=recorder is not None)
-        self._prefixes = SharedPrefixes(model.num_layers, MAX_CACHED_TOKENS)
-        self._ready: deque[_Request] = deque()  # computed, with samples that have no room yet
-        self._running: list[_Running] = []  # in the order of their slots
+        self._cache = KVCache(model.num_layers, doubling=recorder is not None)
+        self._prefixes = SharedPrefixes(model.num_layers)
+        self._ready: deque[Start] = deque()  # computed, with samples that have no room yet
+        self._running: list[Running] = []  # in the order of their slots
+        self._num_filled = 0  # of the running, whose slots have what is computed of them
+        self._sources: list[Prompt] = []  # which the slots of the others are to be filled from
+        self._again: dict[int, Start] = {}  # whose prompts wait to be computed again, by id of the prompt
+        self._is_full = False  # somebody had to leave, and nobody has ended since
+        self._numbers = itertools.count()
         self._finished: list[Finished] = []  # in this step
+        self._budget = budget
+        self._memory = KVMemory(
+            budget.num_positions, self._cache, self._prefixes, self._prompts, self._ready, self._sources
+        )
 
     def add(self, ticket: Ticket) -> None:
-        self._prompts.add(ticket)
+        match ticket.op:
+            case Sample(prompt=prompt, params=params):
+                length = prompt.length + (params.max_tokens or 0)
+            case ComputeLogprobs(prompt=prompt):
+                length = prompt.length
+            case _:
+                raise AssertionError("the scheduler sends only these")
+        if length > self._budget.longest_sequence:
+            self._finished.append(Finished(ticket, error=InvalidRequest(self._budget.too_long(length))))
+        else:
+            self._prompts.add(ticket)
 
     @property
     def idle(self) -> bool:
-        return self._prompts.idle and not self._ready and not self._running
+        return self._prompts.idle and not self._ready and not self._running and not self._finished
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         if self._running:
+            self._make_room()
             self._draw_next()
-        held = {id(request.prompt.cache): len(request.prompt.tokens) for request in self._ready}
         running = [w for sequence in self._running if (w := sequence.request.prompt.weights) is not None]
-        for prompt in self._prompts.step(sum(held.values()), running):
-            self._finished += self._computed(prompt)
+        if not self._prompts.idle:
+            for prompt in self._prompts.step(self._room_for_prompts(), running):
+                self._computed(prompt)
         self._let_in()
         if not self._running and not self._keeps_cache:
             self._cache.clear()
@@ -157,60 +128,165 @@ class Sampler:
         tickets = dict.fromkeys([*self._prompts.drop_all(), *computed])
         self._ready.clear()
         self._running.clear()
+        self._sources.clear()
+        self._again.clear()
+        self._num_filled, self._is_full = 0, False
         self._cache.clear()
         self._prefixes.clear()
         self._stack.clear()
         return list(tickets)
 
-    def _requests(self) -> list[_Request]:
+    def _requests(self) -> list[Request]:
         """Those whose prompts are computed."""
-        return [*self._ready, *(sequence.request for sequence in self._running)]
+        return [*(start.request for start in self._ready), *(sequence.request for sequence in self._running)]
 
-    def _computed(self, prompt: Prompt) -> list[Finished]:
+    def _computed(self, prompt: Prompt) -> None:
         """A prompt is ready to be continued, or, if only its logprobs were asked for, it is done."""
-        if not isinstance(prompt.op, Sample):
-            return [Finished(prompt.ticket, prompt.logprobs)]
+        start = self._again.pop(id(prompt), None)
+        if start is not None:
+            self._ready.append(start)
+            return
         try:
-            stops = stops_of(prompt.op.params, self._model.stop_tokens, self._model.tokenizer)
+            _check_finite(prompt)
+            if isinstance(prompt.op, Sample):
+                stops = stops_of(prompt.op.params, self._model.stop_tokens, self._model.tokenizer)
+                request = Request(prompt, prompt.op.params, stops, [None] * prompt.op.num_samples)
+                self._ready.append(Start(request, prompt))
+            else:
+                self._finished.append(Finished(prompt.ticket, prompt.logprobs))
         except Exception as error:  # the request's own
-            return [Finished(prompt.ticket, error=error)]
-        self._ready.append(_Request(prompt, prompt.op.params, stops, [None] * prompt.op.num_samples))
-        return []
+            self._finished.append(Finished(prompt.ticket, error=error))
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def _in_use(self) -> Size:
+        filled = self._running[: self._num_filled]
+        return Size(len(filled), max((sequence.num_places for sequence in filled), default=0))
+
+    def _room_for_prompts(self) -> Room:
+        """What the running samples leave, with a block more for each of them."""
+        limit = self._memory.limit
+        grown = Size(len(self._running), max((sequence.grown for sequence in self._running), default=0))
+        left = limit - grown.num_tokens - self._prefixes.num_tokens() - self._memory.num_of_prompts
+        most_held = min(HELD_TOKENS, int(HELD_SHARE * limit))
+        make = lambda num_positions: self._memory.make(num_positions, self._in_use())  # noqa: E731
+        return Room(0 if self._is_full else left, self._memory.num_held, most_held, make)
+
+    def _make_room(self) -> None:
+        """For the next token of every running sequence."""
+        while not self._memory.reserve(self._in_use()):
+            if self._prompts.drop_begun():
+                pass
+            elif self._ready:
+                self._compute_again(self._ready.pop())
+            else:
+                assert len(self._running) > 1, "a sequence alone has room: see `add`"
+                self._send_back(max(self._running, key=lambda sequence: sequence.number))
+            self._is_full = True
+        self._memory.bound()
+
+    def _send_back(self, sequence: Running) -> None:
+        """It gives up its slot, and goes on when what it has drawn is computed again."""
+        self._remove([sequence])
+        request = sequence.request
+        prompt = Prompt(
+            request.prompt.ticket, request.prompt.op, [*request.prompt.tokens, *sequence.tokens], KVCache(0)
+        )
+        self._compute_again(Start(request, prompt, sequence))
+
+    def _compute_again(self, start: Start) -> None:
+        self._again[id(start.prompt)] = start
+        self._prompts.add_again(start.prompt)
+
+    # ---- who runs ----------------------------------------------------------------------------------------------------
 
     def _let_in(self) -> None:
-        """Starts samples while there is room, oldest request first, and draws the first token of each."""
+        """Starts samples while there is room, oldest request first, and draws the next token of each."""
+        if self._is_full or not self._ready:
+            return
         first = len(self._running)
         together = Counter[int]()
-        for request in self._ready:
-            together[id(request.prompt.cache)] += request.num_left
-        while self._ready and self._start_next(together):
-            pass
-        newcomers = self._running[first:]
+        for start in self._ready:
+            together[id(start.prompt.cache)] += start.num_left
+        longest = max((sequence.grown for sequence in self._running), default=0)
+        num_of_prompts = self._memory.num_of_prompts
+        while self._ready and self._start_next(together, longest, num_of_prompts):
+            longest = max(longest, self._running[-1].grown)
+        newcomers, sources = self._running[first:], list(self._sources)
         if not newcomers:
             return
         self._fill_slots(newcomers, first)
-        last_hidden = [sequence.request.prompt.last_hidden_E for sequence in newcomers]
+        last_hidden = [prompt.last_hidden_E for prompt in sources]
         hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
         # not the stack: it is that of all who run, and would take the newcomers for all
-        self._extend(newcomers, hidden_SE, rows_by_owner(*_one_row_each(newcomers), self._model.device))
+        self._extend(newcomers, hidden_SE, rows_by_owner(*one_row_each(newcomers), self._model.device))
 
-    def _start_next(self, together: Counter[int]) -> bool:
-        """Whether there was room for one more sample of the first request. `together` are the samples to come by the
-        prompt that they go on from."""
-        request = self._ready[0]
-        cache, shared = request.prompt.cache, self._num_shared(request.prompt)
-        is_shared = shared > 0 and (together[id(cache)] > 1 or self._prefixes.find(cache) is not None)
-        is_shared = is_shared and self._prefixes.would_balance(cache)
-        length = len(request.prompt.tokens) - (shared if is_shared else 0) + (request.params.max_tokens or 0)
-        if not self._has_room(length, self._prefixes.num_tokens(cache, shared) if is_shared else None):
+    def _start_next(self, together: Counter[int], longest: int, num_of_prompts: int) -> bool:
+        """Whether there was room for one more sample of the first prompt. `together` are the samples to come by the
+        cache that they go on from, `longest` is the longest slot of those that run, and `num_of_prompts` are the
+        positions that prompts have."""
+        start = self._ready[0]
+        cache = start.prompt.cache
+        prefix, shared = self._shared(start, together)
+        is_new = shared > 0 and prefix is None
+        places, most = (length - shared for length in (len(start.prompt.tokens) + 1, start.most_positions))
+        longest = max(longest, min(places + BLOCK, most) if self._running else places)
+        size = Size(len(self._running) + 1, longest)
+        prefixes = self._prefixes.num_tokens(cache, shared) if is_new else self._prefixes.num_tokens()
+        fits = size.num_tokens + prefixes + num_of_prompts <= self._memory.limit
+        if not self._running and not fits:
+            self._start_alone()
+        elif fits and size.num_slots <= MAX_RUNNING:
+            if is_new:
+                self._memory.make(prefixes - self._prefixes.num_allocated, self._in_use())
+                prefix = self._prefixes.join(cache, shared)
+            elif prefix is not None:
+                self._prefixes.rejoin(prefix)
+            self._begin(start, prefix)
+        else:
             return False
-        stream = np.random.default_rng([request.params.seed or 0, request.num_started])
-        prefix = self._prefixes.join(cache, shared) if is_shared else None
-        self._running.append(_Running(request, request.num_started, stream, prefix))
-        request.num_started += 1
-        if request.num_left == 0:
-            self._ready.popleft()
         return True
+
+    def _begin(self, start: Start, prefix: Prefix | None) -> None:
+        """The next sample of the first that is ready. What it goes on from is in its slot after `_fill_slots`."""
+        request, sequence = start.request, start.returning
+        if sequence is None:
+            stream = np.random.default_rng([request.params.seed or 0, request.num_started])
+            sequence = Running(request, request.num_started, next(self._numbers), stream, prefix)
+            request.num_started += 1
+        sequence.prefix = prefix
+        self._running.append(sequence)
+        self._sources.append(start.prompt)
+        if start.returning is not None or request.num_left == 0:
+            self._ready.popleft()
+
+    def _start_alone(self) -> None:
+        """Nothing runs, and there is no room for the first that is ready beside the others: they give theirs up. Where
+        there is none beside its own prompt, the prompt becomes its slot."""
+        start = self._ready.popleft()
+        while self._ready:
+            self._compute_again(self._ready.pop())
+        while self._prompts.drop_begun() or self._prompts.drop_kept():
+            pass
+        self._ready.append(start)
+        self._begin(start, None)
+        if Size(1, len(start.prompt.tokens) + 1).num_tokens + start.prompt.cache.num_tokens > self._memory.limit:
+            self._cache.take_over(start.prompt.cache)
+            if self._ready:
+                self._sources[-1] = replace(start.prompt)
+                self._compute_again(self._ready.pop())
+
+    def _shared(self, start: Start, together: Counter[int]) -> tuple[Prefix | None, int]:
+        """What a sample can share of its prompt, and how much: a prefix that is there, or None and a length for one
+        that is worth it, or None and 0."""
+        if start.returning is not None:
+            prefix = start.returning.prefix
+            return (prefix, prefix.length) if prefix is not None and self._prefixes.has(prefix) else (None, 0)
+        cache, length = start.prompt.cache, self._num_shared(start.prompt)
+        prefix = self._prefixes.find(cache)
+        if length == 0 or (together[id(cache)] <= 1 and prefix is None) or not self._prefixes.would_balance(prefix):
+            return None, 0
+        return prefix, length
 
     def _num_shared(self, prompt: Prompt) -> int:
         """How much of a prompt its samples can share: as much as attention reads in whole blocks."""
@@ -219,30 +295,24 @@ class Sampler:
         length = len(prompt.tokens) - len(prompt.tokens) % self._model.arithmetic.key_multiple
         return length if length >= MIN_PREFIX_TOKENS else 0
 
-    def _has_room(self, num_positions: int, prefix_tokens: int | None) -> bool:
-        """For one more sample, whose slot may come to take so many positions. `prefix_tokens` is what all prefixes take
-        with it, if that is more than now."""
-        if not self._running:
-            return True
-        count = len(self._running) + 1
-        longest = max(num_positions, *(sequence.most_cached for sequence in self._running))
-        shared = self._prefixes.num_tokens() if prefix_tokens is None else prefix_tokens
-        return count <= MAX_RUNNING and count * longest + shared <= MAX_CACHED_TOKENS
-
-    def _fill_slots(self, newcomers: list[_Running], first: int) -> None:
+    def _fill_slots(self, newcomers: list[Running], first: int) -> None:
         """What is computed of their prompts, and not shared, goes into their slots."""
-        self._cache.reserve(
-            len(self._running), max(sequence.position - sequence.start for sequence in self._running) + 2
-        )
+        longest = max(sequence.num_places for sequence in self._running) + 1
+        has_room = self._memory.reserve(Size(len(self._running), longest))
+        assert has_room, "whoever was started has room"
         alike: dict[tuple[int, int], list[int]] = {}
-        for slot, sequence in enumerate(newcomers, start=first):
-            alike.setdefault((id(sequence.request.prompt.cache), sequence.start), []).append(slot)
+        for slot, (sequence, prompt) in enumerate(zip(newcomers, self._sources, strict=True), start=first):
+            if prompt.cache.num_slots > 0:  # otherwise it became the slot
+                alike.setdefault((id(prompt.cache), sequence.start), []).append(slot)
         for (_, start), slots in alike.items():
-            prompt = self._running[slots[0]].request.prompt
+            prompt = self._sources[slots[0] - first]
             self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens) - start, start=start)
-        for sequence in newcomers:
-            if sequence.request.num_left == 0:
-                sequence.request.prompt.forget_cache()
+        still_ready = {id(start.prompt) for start in self._ready}
+        for prompt in self._sources:
+            if id(prompt) not in still_ready:
+                prompt.forget_cache()
+        self._sources.clear()
+        self._num_filled = len(self._running)
 
     def _draw_next(self) -> None:
         """One pass over the running sequences: each one's last token goes in, its next is drawn."""
@@ -263,13 +333,13 @@ class Sampler:
     def _in_order(self) -> list[int]:
         """The slots, in the order in which a pass has their rows: rows of one adapter side by side, where a batched
         product then need not gather them."""
-        owners, _ = _one_row_each(self._running)
+        owners, _ = one_row_each(self._running)
         num_rows = set(Counter(map(id, owners)).values())
         if self._records or not self._model.arithmetic.can_stack or None in owners or len(num_rows) > 1:
             return list(range(len(owners)))
         return self._stack.in_order(owners)
 
-    def _extend(self, sequences: list[_Running], hidden_SE: torch.Tensor, parts: Parts) -> None:
+    def _extend(self, sequences: list[Running], hidden_SE: torch.Tensor, parts: Parts) -> None:
         """Draws a token for each sequence from its hidden state; removes those that end with it."""
         head = self._model.head(parts)
         params = [sequence.request.params for sequence in sequences]
@@ -282,21 +352,37 @@ class Sampler:
             column([sequence.uniform.random() for sequence in sequences], torch.float64),
             head.logits_of,
         )
+        failed: dict[int, Request] = {}
         for sequence, token, logprob in zip(sequences, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
-        self._leave([sequence for sequence in sequences if sequence.ended()])
+            if not math.isfinite(logprob):
+                failed[id(sequence.request)] = sequence.request
+        for request in failed.values():
+            self._fail(request)
+        self._leave([each for each in sequences if id(each.request) not in failed and each.ended()])
 
-    def _parts(self, sequences: list[_Running]) -> Parts:
+    def _fail(self, request: Request) -> None:
+        """All samples of one whose logits are no numbers."""
+        error = InvalidRequest(_not_finite(request.prompt.weights))
+        self._finished.append(Finished(request.prompt.ticket, error=error))
+        for start in [start for start in self._ready if start.request is request]:
+            self._ready.remove(start)
+        for start in [start for start in self._again.values() if start.request is request]:
+            del self._again[id(start.prompt)]
+            self._prompts.remove(start.prompt)
+        self._remove([sequence for sequence in self._running if sequence.request is request])
+
+    def _parts(self, sequences: list[Running]) -> Parts:
         """Which row belongs to which adapter, when all running sequences have one."""
-        owners, singles = _one_row_each(sequences)
+        owners, singles = one_row_each(sequences)
         if self._model.arithmetic.can_stack:
             stacked = stacked_rows(owners, singles, self._model.device, self._stack)
             if stacked is not None:
                 return [stacked]
         return rows_by_owner(owners, singles, self._model.device)
 
-    def _leave(self, ended: list[_Running]) -> None:
+    def _leave(self, ended: list[Running]) -> None:
         """Takes finished sequences out of the batch, with the answers of the requests of which they were the last."""
         for sequence in ended:
             request = sequence.request
@@ -305,9 +391,14 @@ class Sampler:
             request.done[sequence.index] = SampledSequence(reason, sequence.tokens, sequence.logprobs, name)
             if None not in request.done:
                 self._finished.append(request.answer())
+        self._remove(ended)
+
+    def _remove(self, sequences: list[Running]) -> None:
+        """Out of the batch."""
+        for sequence in sequences:
             if sequence.prefix is not None:
                 self._prefixes.leave(sequence.prefix)
-        gone = set(map(id, ended))
+        gone = set(map(id, sequences))
         is_left = [id(sequence) not in gone for sequence in self._running]
         num_left = sum(is_left)
         holes = [slot for slot in range(num_left) if not is_left[slot]]
@@ -317,9 +408,16 @@ class Sampler:
             self._cache.copy_from(self._cache, slot, [hole], moved.position - moved.start)
             self._running[hole] = moved
         del self._running[num_left:]
+        self._num_filled, self._is_full = len(self._running), False
 
 
-def _one_row_each(sequences: list[_Running]) -> tuple[list[AdapterWeights | None], list[Segment]]:
-    """Whose each row of a pass is that has one row for each of these, in their order."""
-    owners = [sequence.request.prompt.weights for sequence in sequences]
-    return owners, [Segment(row, 1) for row in range(len(sequences))]
+def _check_finite(prompt: Prompt) -> None:
+    """Of the logprobs that are asked for."""
+    top = [logprob for row in prompt.top_logprobs[1:] for _, logprob in row or ()]
+    if not all(logprob is None or math.isfinite(logprob) for logprob in (*prompt.logprobs, *top)):
+        raise InvalidRequest(_not_finite(prompt.weights))
+
+
+def _not_finite(weights: AdapterWeights | None) -> str:
+    whose = "the base model" if weights is None else "this adapter, which has diverged; go back to an earlier state"
+    return f"the logits are not finite numbers with {whose}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stovetop.engine.kv_cache import KVCache
+from stovetop.engine.kv_cache import KVCache, rounded_up
 from stovetop.engine.row_groups import RowGroups, row_groups
 from stovetop.engine.sight import Seen, Sight
 
@@ -83,16 +83,25 @@ class SharedPrefixes:
         lengths = self._lengths
         if source is not None and self.find(source) is None:
             lengths.append(length)
-        return len(lengths) * max(lengths, default=0)
+        return len(lengths) * rounded_up(max(lengths, default=0))
 
     @property
     def _lengths(self) -> list[int]:
         return [prefix.length for prefix in self._prefixes]
 
-    def would_balance(self, source: KVCache) -> bool:
-        """Whether, with one more sample of it, the rows that a pass computes are not many times those that it has."""
+    @property
+    def num_allocated(self) -> int:
+        """Slots times positions that there is room for."""
+        return self._cache.num_tokens
+
+    def shrink(self) -> bool:
+        """Gives back room that no prefix needs any more; whether there was any."""
+        return self._cache.shrink(len(self._prefixes), max(self._lengths, default=0))
+
+    def would_balance(self, own: Prefix | None) -> bool:
+        """Whether, with one more sample of it (None: of a new one), the rows that a pass computes are not many times
+        those that it has."""
         users = [prefix.num_users for prefix in self._prefixes]
-        own = self.find(source)
         most = max([*users, 1 if own is None else own.num_users + 1])
         return (len(users) + (own is None)) * most <= MOST_FILLING * (sum(users) + 1) + ANY_FILLING
 
@@ -109,6 +118,13 @@ class SharedPrefixes:
             self._prefixes.append(prefix)
         prefix.num_users += 1
         return prefix
+
+    def has(self, prefix: Prefix) -> bool:
+        return any(own is prefix for own in self._prefixes)
+
+    def rejoin(self, prefix: Prefix) -> None:
+        """A sample that had left it comes back; it is still there."""
+        prefix.num_users += 1
 
     def leave(self, prefix: Prefix) -> None:
         prefix.num_users -= 1

@@ -1,0 +1,83 @@
+# pyright: basic
+"""How much memory keys and values may take, and how much a position of them takes in a model: found by running a token
+through it, so whatever its layers are like."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.attention import PackedAttention
+from stovetop.engine.kv_cache import BLOCK
+from stovetop.engine.machine import available_bytes
+from stovetop.engine.model import BaseModel
+from stovetop.engine.packing import pack
+from stovetop.engine.sight import How
+from stovetop.errors import InvalidRequest
+
+SHARE_OF_KV = 0.3  # of the memory that is available when the model is loaded
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """`layer_bytes` are those of one position, by layer."""
+
+    limit_bytes: int
+    layer_bytes: Sequence[int]
+
+    @property
+    def position_bytes(self) -> int:
+        return sum(self.layer_bytes)
+
+    @property
+    def num_positions(self) -> int:
+        """That all caches together may have. A cache that grows moves layer by layer, and while it does, the largest
+        layer is there twice: that too is within the limit."""
+        return self.limit_bytes // (self.position_bytes + max(self.layer_bytes))
+
+    @property
+    def longest_sequence(self) -> int:
+        """Prompt and answer together, that can run alone: its slot and what it shares are rounded up to blocks."""
+        return (self.num_positions // BLOCK - 1) * BLOCK
+
+    def too_long(self, num_tokens: int) -> str:
+        return (
+            f"{num_tokens} tokens, prompt and max_tokens together, do not fit into the memory for keys and values: "
+            f"max_kv_bytes is {self.limit_bytes}, which is enough for {self.longest_sequence} tokens of "
+            f"{self.position_bytes} bytes each; lower max_tokens, shorten the prompt or raise max_kv_bytes"
+        )
+
+    @staticmethod
+    def of(model: BaseModel, limit_bytes: int | None) -> "KVBudget":
+        """None: a share of what is available now."""
+        share = int(SHARE_OF_KV * available_bytes(model.device)) if limit_bytes is None else limit_bytes
+        budget = KVBudget(share, layer_bytes(model))
+        if budget.longest_sequence < BLOCK:
+            least = 2 * BLOCK * (budget.position_bytes + max(budget.layer_bytes))
+            raise InvalidRequest(
+                f"max_kv_bytes must be at least {least}, for the keys and values of {BLOCK} tokens of "
+                f"{model.limits.name}: {share}"
+            )
+        return budget
+
+
+@torch.inference_mode()
+def layer_bytes(model: BaseModel) -> list[int]:
+    """What keys and values of one position take in each layer."""
+    packed = pack([[0]])
+    plan = _Measuring(PackedAttention(packed, model.arithmetic, model.device), {})
+    model.hidden_states(packed, plan, [])
+    return [plan.found[layer] for layer in sorted(plan.found)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Measuring:
+    """A plan that notes how large the key and the value of a row are."""
+
+    plan: PackedAttention
+    found: dict[int, int]  # by layer
+
+    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
+        self.found[layer] = key_GND[:, :1].nbytes + value_GND[:, :1].nbytes
+        return self.plan.attend(layer, query_HND, key_GND, value_GND, how)
