@@ -17,6 +17,8 @@ import tinker.types.tensor_data
 from tinker import types, AdminClient
 from tinker.types import AuditLogEntry, LossFnType
 from tinker.types.tensor_data import TensorData
+from tinker.types.loss_fn_type import LossFnType as of_its_file
+from tinker.types.model_input_chunk import ModelInputChunk
 from tinker.lib.public_interfaces import APIFuture
 from tinker.lib.public_interfaces.api_future import APIFuture as same
 from tinker.lib.public_interfaces.rest_client import RestClient
@@ -57,6 +59,9 @@ def test_a_program_runs_as_it_is(tmp_path: Path) -> None:
     done = run_python("-m", "stovetop.as_tinker", str(script), "--steps", "3")
     assert done.stdout == "stovetop.client __main__ ['--steps', '3']\n", done.stderr
     (tmp_path / "a_module.py").write_text(script.read_text())
+    script.write_text("import a_module")
+    done = run_python("-m", "stovetop.as_tinker", str(script))
+    assert done.stdout == "stovetop.client a_module []\n", done.stderr  # it finds what lies beside it
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[1:] = ['-m', 'a_module', 'x=1']\n"
     program += "import runpy; runpy.run_module('stovetop.as_tinker', run_name='__main__', alter_sys=True)"
     done = run_python("-c", program)

@@ -102,7 +102,7 @@ def test_a_config_value_that_makes_no_sense_is_refused(name: str, config: dict[s
         (datum(target_tokens=[2, 3, 100]), r"datum 1: target_tokens: token id 100 at position 2.*0\.\.99"),
         (datum(target_tokens=[2, -1, 4]), "datum 1: target_tokens: token id -1 at position 1"),
         (datum(target_tokens=TensorData([2, 3, 4], "float32")), "datum 1: target_tokens must be int64: float32"),
-        (datum(weights=TensorData([0, 1, 1], "int64")), "datum 1: weights must be float32: int64"),
+        (datum(weights=TensorData([0, 1, 1], "int64")), "datum 1: weights must be float32; convert it first: int64"),
         (datum(weights=[0.0, float("nan"), 1.0]), "datum 1: weights is nan at position 1"),
         (datum(weights=[0.0, 1.0, float("inf")]), "datum 1: weights is inf at position 2"),
         (datum(mask=[0.0, 1.0, 1.0]), "datum 1 has mask, which cross_entropy does not read"),

@@ -1,5 +1,6 @@
 """The values that go into and come out of the four verbs."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -116,6 +117,10 @@ def test_other_integers_and_floats_become_int64_and_float32() -> None:
     assert TensorData.from_numpy(np.array([0.5], np.float64)).dtype == "float32"
     assert TensorData.from_torch(torch.tensor([0.5], dtype=torch.bfloat16)).tolist() == [0.5]
     assert TensorData.from_torch(torch.tensor([1.5], requires_grad=True)).tolist() == [1.5]
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8):
+        assert TensorData(torch.tensor([2], dtype=dtype), "int64").tolist() == [2]
+    with pytest.raises(InvalidRequest, match="whole numbers"):
+        TensorData(torch.tensor([2.0**60 + 0.5, 0.1], dtype=torch.float64), "int64")
 
 
 def test_a_tensor_is_a_value_of_its_own() -> None:
@@ -124,8 +129,9 @@ def test_a_tensor_is_a_value_of_its_own() -> None:
     array[0] = 9
     tensor.to_torch()[1] = 9
     assert tensor.tolist() == [1, 1, 1]
-    with pytest.raises(ValueError, match="read-only"):
-        tensor.to_numpy()[0] = 9
+    for copied in (tensor, copy.copy(tensor), copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+        with pytest.raises(ValueError, match="read-only"):
+            copied.to_numpy()[0] = 9
 
 
 def test_an_adopted_array_is_not_copied_and_can_no_longer_be_written_to() -> None:
@@ -164,6 +170,13 @@ def test_a_tensor_refuses_what_it_could_not_hold_unchanged(
         TensorData(data, dtype, shape)
 
 
+@pytest.mark.parametrize("tensor", [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta")], ids=["sparse", "meta"])
+def test_a_torch_tensor_that_is_not_dense_or_holds_nothing_is_refused(tensor: torch.Tensor) -> None:
+    for make in (TensorData.from_torch, lambda tensor: TensorData(tensor, "float32"), EncodedTextChunk):
+        with pytest.raises(InvalidRequest, match="must be dense and hold its numbers"):
+            make(tensor)
+
+
 def test_a_tensor_of_booleans_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="bool"):
         TensorData.from_numpy(np.array([True]))
@@ -181,6 +194,13 @@ def test_a_datum_takes_tensors_arrays_and_lists_alike() -> None:
     assert all(other == first for other in others)
     assert first.loss_fn_inputs["target_tokens"].dtype == "int64"
     assert first.loss_fn_inputs["weights"].dtype == "float32"
+
+
+def test_a_mask_of_whole_numbers_becomes_one_of_floats_and_other_arrays_keep_their_dtype() -> None:
+    for mask in (np.array([0, 1]), torch.tensor([0, 1]), np.array([0, 1], np.uint8), [0, 1]):
+        datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": mask, "of_mine": np.arange(2)})
+        assert datum.loss_fn_inputs["weights"] == TensorData([0.0, 1.0], "float32")
+        assert datum.loss_fn_inputs["of_mine"].dtype == "int64"
 
 
 def test_a_list_takes_the_dtype_of_its_name() -> None:

@@ -13,6 +13,7 @@ import re
 import runpy
 import sys
 from collections.abc import Mapping, MutableSequence
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -67,7 +68,7 @@ def _modules() -> dict[str, ModuleType]:
     for name in CLIENTS:
         named[f"tinker.lib.public_interfaces.{_file_of(name)}"] = {name: clients[name]}
     for name, value in of_types.items():
-        if isinstance(value, type):
+        if not isinstance(value, ModuleType):
             named[f"tinker.types.{_file_of(name)}"] = {name: value}
     modules = {path: _Alias(path, names) for path, names in named.items()}
     for path, module in modules.items():
@@ -96,6 +97,7 @@ def _main(arguments: list[str]) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case [script, *rest] if not script.startswith("-"):
             sys.argv = [script, *rest]
+            sys.path[0] = str(Path(script).resolve().parent)  # where Python looks for what lies beside a script
             runpy.run_path(script, run_name="__main__")
         case _:
             sys.exit("usage: python -m stovetop.as_tinker (-m MODULE | SCRIPT) [ARGUMENT ...]")

@@ -41,9 +41,11 @@ from stovetop.types import (
 if TYPE_CHECKING:
     import torch
 
-    CustomLossFn = Callable[[Sequence[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
+    CustomLossFn = Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 else:
-    CustomLossFn = Annotated[Callable[..., Any], Function(2, "of two arguments, (data, logprobs) -> (loss, metrics)")]
+    CustomLossFn = Annotated[
+        Callable[..., Any], Function(2, "of two arguments that is not async, (data, logprobs) -> (loss, metrics)")
+    ]
 
 UserMetadata = dict[str, str]
 CloseStatus = Literal["success", "errored", "interrupted"]
@@ -69,16 +71,17 @@ CheckpointName = Annotated[
 ]
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
     """Whether a file system could have something of this name."""
     pieces = text.encode().split(b"/")
     return text != "" and "\0" not in text and len(text) < 4096 and all(len(piece) <= 255 for piece in pieces)
 
 
-_PATH = Text("the path of a checkpoint, as a string: what save_state or save_weights_for_sampler returned", _is_path)
+_PATH = Text("the path of a checkpoint, as a string: what save_state or save_weights_for_sampler returned", is_path)
 StatePath = Annotated[str, _PATH]
-BaseModel = Annotated[str, Text("a model's name or the path of its folder, as a string", _is_path)]
-Storage = Annotated[str | Path, AnyOf((Text("the path of a folder", _is_path), Instance((Path,))))]
+FolderName = Annotated[str, Text("the name of a folder", is_path)]
+BaseModel = Annotated[str, Text("a model's name or the path of its folder, as a string", is_path)]
+Storage = Annotated[str | Path, AnyOf((Text("the path of a folder", is_path), Instance((Path,))))]
 
 
 class Tokenizer(Protocol):
@@ -372,6 +375,10 @@ class ServiceClient:
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object, /) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: object, /
+    ) -> None: ...
 
     if not TYPE_CHECKING:  # where a checker should find only what there is
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
@@ -10,7 +11,7 @@ from stovetop.rules import Maybe, number
 
 T = TypeVar("T")
 
-_TIMEOUT = Maybe(number(at_least=0))  # seconds
+_TIMEOUT = Maybe(number(at_least=0, at_most=threading.TIMEOUT_MAX))  # seconds: as many as a lock can wait
 
 
 class APIFuture(Generic[T]):

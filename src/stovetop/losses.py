@@ -16,7 +16,7 @@ import numpy as np
 
 from stovetop.checks import check, rules_of, take
 from stovetop.errors import InvalidRequest, UnknownName
-from stovetop.rules import DictOf, Instance, ListOf, Text, Whole, is_a, number
+from stovetop.rules import DictOf, Instance, ListOf, Text, Whole, is_a, number, shown
 from stovetop.types import Datum, ImageChunk, ModelInput, TensorData
 
 LossConfig = Mapping[str, float]
@@ -190,6 +190,12 @@ def check_shapes(data: Sequence[Datum], limits: ModelLimits) -> None:
     """The part of `check_data` that holds for every loss, also a custom one: inputs and targets fit the model."""
     for index, datum in enumerate(take(_DATA, data, "data")):
         check_model_input(datum.model_input, limits, what=f"datum {index}: model_input")
+        for name, tensor in datum.loss_fn_inputs.items():  # a dictionary, so it may have changed since Datum(...)
+            if type(tensor) is not TensorData:
+                raise InvalidRequest(
+                    f"datum {index}: loss_fn_inputs[{name!r}] must be a TensorData; Datum(...) makes one of what it is "
+                    f"given, but this was set later: {shown(tensor)}"
+                )
         if "target_tokens" not in datum.loss_fn_inputs:
             raise InvalidRequest(f"datum {index} lacks target_tokens: it has {sorted(datum.loss_fn_inputs)}")
         target = datum.loss_fn_inputs["target_tokens"]
@@ -230,9 +236,10 @@ def check_token_ids(tokens: np.ndarray, limits: ModelLimits, *, what: str) -> No
 
 def _check_length(index: int, name: str, tensor: TensorData, datum: Datum) -> None:
     length = datum.model_input.length
-    if tensor.array.ndim not in (1, 2) or tensor.array.shape[0] != length:
+    if tensor.array.ndim not in (1, 2) or tensor.array.shape[0] != length or tensor.array.size == 0:
         raise InvalidRequest(
-            f"datum {index}: {name} has shape {tuple(tensor.shape)}; model_input has {length} tokens; both must agree"
+            f"datum {index}: {name} has shape {tuple(tensor.shape)}; model_input has {length} tokens; both must agree, "
+            f"and (N, K) needs a K of at least 1"
         )
 
 
@@ -246,7 +253,7 @@ def _check_input(index: int, name: str, datum: Datum) -> None:
     if name == "target_tokens":
         return
     if tensor.dtype != "float32":
-        raise InvalidRequest(f"datum {index}: {name} must be float32: {tensor.dtype}")
+        raise InvalidRequest(f"datum {index}: {name} must be float32; convert it first: {tensor.dtype}")
     bad = np.flatnonzero(~np.isfinite(tensor.array))
     if bad.size:
         raise InvalidRequest(

@@ -98,6 +98,7 @@ class Whole:
         return type(value) is int and (self.low <= value <= self.high or value == self.also)
 
     def taken(self, value: Any) -> int:
+        value = _scalar(value)
         if is_a(value, int, np.integer) and not is_a(value, bool) and self.fits(plain := int(value)):
             return plain
         if is_a(value, int) and value > INT64_MAX == self.high:
@@ -119,6 +120,7 @@ class Number:
         return type(value) is float and (self.low <= value <= self.high or value == self.also or not self.finite)
 
     def taken(self, value: Any) -> float:
+        value = _scalar(value)
         if is_a(value, int, float, np.integer, np.floating) and not is_a(value, bool):
             try:
                 plain = float(value)
@@ -127,6 +129,17 @@ class Number:
             if self.fits(plain):
                 return plain
         raise Unfit(self, value)
+
+
+def _scalar(value: Any) -> Any:
+    """The number in an array or tensor without axes, as `loss.mean()` and `np.asarray(3)` are; anything else as it
+    is."""
+    torch = sys.modules.get("torch")
+    if is_a(value, np.ndarray) and value.ndim == 0:
+        return value[()]
+    if torch is not None and is_a(value, torch.Tensor) and value.ndim == 0 and not value.is_meta:
+        return value.item()
+    return value
 
 
 def number(
@@ -191,6 +204,21 @@ def _encodable(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes; what holds some, as a bytearray does, is copied."""
+
+    says: str = "bytes"
+
+    def fits(self, value: Any) -> bool:
+        return type(value) is bytes
+
+    def taken(self, value: Any) -> bytes:
+        if is_a(value, bytes, bytearray, memoryview):
+            return bytes(value)
+        raise Unfit(self, value)
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     says: str = "True or False"
 
@@ -250,7 +278,8 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Something to call with so many positional arguments."""
+    """Something to call with so many positional arguments; not an async function, which would return before it has
+    run."""
 
     num_arguments: int
     form: str  # "(data, logprobs) -> (loss, metrics)"
@@ -260,7 +289,7 @@ class Function:
         return f"a function {self.form}"
 
     def fits(self, value: Any) -> bool:
-        if not callable(value):
+        if not callable(value) or inspect.iscoroutinefunction(value):
             return False
         try:
             inspect.signature(value).bind(*range(self.num_arguments))
@@ -417,7 +446,7 @@ def rule_of(annotation: Any) -> Rule:
         float: number(),
         str: Text(),
         bool: Flag(),
-        bytes: Instance((bytes,)),
+        bytes: Bytes(),
         Any: Anything(),
         object: Anything(),
     }

@@ -46,9 +46,18 @@ class TensorData:
                 raise InvalidRequest(
                     f"TensorData has {array.size} values, which do not fill TensorData.shape: {tuple(sizes)}"
                 )
-            array = array.reshape(sizes)
+            try:
+                array = array.reshape(sizes)
+            except ValueError as error:  # more axes than numpy has, or an empty tensor of 2^62 rows
+                raise InvalidRequest(
+                    f"TensorData.shape must be one that numpy has ({error}): {shown(sizes)}"
+                ) from error
         array.flags.writeable = False
         object.__setattr__(self, "array", array)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its copies, pickled or deep, are read-only too."""
+        return type(self).adopt, (self.array,)
 
     @classmethod
     def from_numpy(cls, array: npt.NDArray[np.generic]) -> Self:
@@ -78,8 +87,7 @@ class TensorData:
         """A copy on the CPU, without gradient. Integers become int64, floats float32."""
         if not is_torch(tensor):
             raise InvalidRequest(f"TensorData.from_torch: tensor must be a torch tensor: {shown(tensor)}")
-        tensor = tensor.detach().cpu()
-        return cls.from_numpy((tensor.float() if tensor.is_floating_point() else tensor).numpy())
+        return cls.from_numpy(_numpy_of("TensorData.from_torch: tensor", tensor))
 
     @property
     def dtype(self) -> TensorDtype:
@@ -149,12 +157,21 @@ def in_order(what: str, items: Any) -> Iterable[Any]:
     if items.__class__ is tuple:
         return items
     if is_torch(items):
-        items = items.detach().cpu().numpy()
+        items = _numpy_of(what, items)
     if is_a(items, np.ndarray):
         return items.tolist() if items.ndim else [items]
     if not is_a(items, Iterable) or is_a(items, str, Set, Mapping):
         raise InvalidRequest(f"{what} must be a list, or another sequence, of numbers: {shown(items)}")
     return items
+
+
+def _numpy_of(what: str, tensor: "torch.Tensor") -> npt.NDArray[np.generic]:
+    """On the CPU, without gradient; the floats of 8 and 16 bits, some of which numpy lacks, as float32."""
+    if tensor.is_meta or tensor.is_quantized or str(tensor.layout) != "torch.strided":
+        kind = "quantized" if tensor.is_quantized else f"{tensor.device}, {tensor.layout}"
+        raise InvalidRequest(f"{what} must be dense and hold its numbers, see to_dense() and dequantize(): {kind}")
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
 
 
 def is_torch(value: object) -> bool:

@@ -235,19 +235,22 @@ if TYPE_CHECKING:
     TensorLike = TensorData | npt.NDArray[np.generic] | torch.Tensor | Sequence[float]
 
 
+_FLOATS = frozenset({"weights", "logprobs", "advantages", "sequence_ratio_mask"})
+
+
 def _tensor(name: str, value: "TensorLike") -> TensorData:
-    """Lists take the dtype of their name: `target_tokens` int64, all others float32."""
-    if isinstance(value, TensorData):
-        return value
+    """Lists take the dtype of their name: `target_tokens` int64, all others float32. So do the whole numbers of arrays
+    and tensors under the names that the losses read as float32: a mask of 0 and 1 need not be made of floats."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers are not all typed
         raise InvalidRequest(f"Datum.loss_fn_inputs must have strings as keys: {shown(name)}")
+    if isinstance(value, TensorData):
+        return value
     try:
-        if isinstance(value, np.ndarray):
-            return TensorData.from_numpy(value)
         if isinstance(value, Sequence):
             return TensorData(value, "int64" if name == "target_tokens" else "float32")
-        if is_torch(value):
-            return TensorData.from_torch(value)
+        if isinstance(value, np.ndarray) or is_torch(value):
+            tensor = TensorData.from_numpy(value) if isinstance(value, np.ndarray) else TensorData.from_torch(value)
+            return TensorData(tensor.array, "float32") if name in _FLOATS and tensor.dtype == "int64" else tensor
     except InvalidRequest as error:
         raise InvalidRequest(f"Datum.loss_fn_inputs[{name!r}]: {error}") from error
     raise InvalidRequest(

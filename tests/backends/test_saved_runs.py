@@ -134,3 +134,11 @@ def test_the_path_of_a_checkpoint_names_its_run(tmp_path: Path) -> None:
     assert (same.training_run_id, same.checkpoint_type) == ("run:train:0", "training")
     with pytest.raises(ValueError, match="ends in <run>/weights/<name>"):
         tinker.ParsedCheckpointTinkerPath.from_tinker_path("checkpoints/final")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "x" * 300, "a\0b", "a/b", "/etc"])
+def test_a_name_that_no_run_can_have_is_not_found(service: ServiceClient, name: str) -> None:
+    rest = service.create_rest_client()
+    for ask in (rest.get_training_run, rest.list_checkpoints):
+        with pytest.raises(tinker.NotFoundError, match="no run of this name"):
+            ask(name)

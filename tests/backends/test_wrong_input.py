@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from examples import datum
 from providers import Provider
 from wrong_values import (
@@ -33,6 +34,7 @@ from wrong_values import (
     VALID,
     VALUES,
     VERBS,
+    asynchronous,
 )
 
 import stovetop
@@ -214,14 +216,15 @@ def valid_of(annotation: object) -> object:
     return datetime.now(UTC) if "datetime" in str(annotation) else annotation.__args__[0]  # type: ignore[attr-defined]  a Literal
 
 
-@pytest.mark.parametrize("integer", [3, np.int64(3), np.int32(3), np.uint8(3)])
-def test_integers_of_numpy_are_integers(integer: Any) -> None:
+@pytest.mark.parametrize("integer", [3, np.int64(3), np.int32(3), np.uint8(3), np.array(3), torch.tensor(3)])
+def test_integers_of_numpy_and_torch_are_integers(integer: Any) -> None:
     params = SamplingParams(max_tokens=integer, seed=integer, top_k=integer, stop=[integer])
     assert params == SamplingParams(max_tokens=3, seed=3, top_k=3, stop=[3])
     assert {type(params.max_tokens), type(params.seed), type(params.top_k), type(params.stop[0])} == {int}
     assert type(types.LoraConfig(rank=integer).rank) is int
     assert type(AdamParams(learning_rate=np.float32(0.5)).learning_rate) is float
     assert type(AdamParams(learning_rate=1).learning_rate) is float
+    assert AdamParams(learning_rate=torch.tensor(0.5)) == AdamParams(learning_rate=np.array(0.5)) == AdamParams(0.5)
     assert losses.parse_loss("ppo", {"clip_high_threshold": np.float64(1.5)}) == losses.PPO(clip_high_threshold=1.5)
 
 
@@ -361,11 +364,36 @@ def test_wrong_options_of_a_service_are_refused(tmp_path: Path) -> None:
     assert "\n".join(complaints(cases())) == ""
 
 
-@pytest.mark.parametrize("timeout", ["5", -1, True, NAN, [5]])
+@pytest.mark.parametrize("timeout", ["5", -1, True, NAN, [5], 1e300])
 def test_a_future_refuses_a_timeout_that_is_none(timeout: Any) -> None:
-    with pytest.raises(InvalidRequest, match="result: timeout must be a finite number at least 0, or None"):
+    with pytest.raises(
+        InvalidRequest, match=r"result: timeout must be a finite number at least 0 and at most .*, or None"
+    ):
         resolved(5).result(timeout)
     assert APIFuture(resolved(5).future()).result(np.float32(1)) == 5
+
+
+INPUTS_SET_LATER = [[1.0] * 9, np.ones(9, np.float32), None]
+
+
+@pytest.mark.parametrize("verb", ["forward_backward", "forward_backward_custom"])
+@pytest.mark.parametrize("name", ["weights", "target_tokens"])
+@pytest.mark.parametrize("value", INPUTS_SET_LATER, ids=lambda value: type(value).__name__)
+def test_an_input_of_a_loss_that_was_set_later_and_is_no_tensor_is_refused(
+    provider: Provider, backend: ServiceClient, verb: str, name: str, value: Any
+) -> None:
+    changed, training = datum(), backend.create_lora_training_client(provider.base_model, rank=1, seed=1).result()
+    changed.loss_fn_inputs[name] = value
+    loss_fn: Any = "cross_entropy" if verb == "forward_backward" else lambda data, logprobs: (logprobs[0].sum(), {})
+    with pytest.raises(InvalidRequest, match=rf"{verb}: datum 1: loss_fn_inputs\['{name}'\] must be a TensorData"):
+        getattr(training, verb)([datum(), changed], loss_fn)
+
+
+def test_targets_without_a_target_are_refused(provider: Provider, backend: ServiceClient) -> None:
+    training = backend.create_lora_training_client(provider.base_model, rank=1, seed=1).result()
+    none = {"target_tokens": np.zeros((4, 0), np.int64), "weights": np.zeros((4, 0), np.float32)}
+    with pytest.raises(InvalidRequest, match=r"target_tokens has shape \(4, 0\).* needs a K of at least 1"):
+        training.forward_backward([types.Datum(PROMPT, none)], "cross_entropy")
 
 
 # ---- custom losses ---------------------------------------------------------------------------------------------------
@@ -375,10 +403,6 @@ def in_place(data: Any, logprobs: Any) -> Any:
     total = (logprobs[0] ** 2).sum()
     logprobs[0].data = logprobs[0].data[:1]
     return total, {}
-
-
-async def asynchronous(data: Any, logprobs: Any) -> Any:
-    return logprobs[0].sum(), {}
 
 
 RETURNS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
@@ -401,7 +425,7 @@ RETURNS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a string as metric": (lambda data, p: (p[0].sum(), {"m": "x"}), r"returns\['m'\] must be a number: 'x' \(str\)"),
     "a vector as metric": (lambda data, p: (p[0].sum(), {"m": p[0]}), r"returns\['m'\] must be a number: tensor"),
     "a number as key": (lambda data, p: (p[0].sum(), {5: 1.0}), r"returns\[5\] must be a string as key: 5"),
-    "a coroutine": (asynchronous, "plain function, not an async one"),
+    "a coroutine": (lambda data, p: asynchronous(data, p), "plain function, not an async one"),
 }
 
 

@@ -29,6 +29,10 @@ NO_TOKEN = ["token", 5]
 NO_LAST_N = [-1, 2.5, "2", True]
 
 
+async def asynchronous(data: Any, logprobs: Any) -> Any:
+    return logprobs[0].sum(), {}
+
+
 def without_none(values: list[Any]) -> list[Any]:
     return [value for value in values if value is not None]
 
@@ -70,7 +74,7 @@ VERBS: dict[str, list[Any]] = {
     "forward_backward.loss_fn": NO_LOSS,
     "forward_backward.loss_fn_config": NO_CONFIG,
     "forward_backward_custom.data": NO_DATA,
-    "forward_backward_custom.loss_fn": [None, "ppo", 5, lambda: None, lambda data: None],
+    "forward_backward_custom.loss_fn": [None, "ppo", 5, lambda: None, lambda data: None, asynchronous],
     "forward_backward_custom.loss_type_input": ["logits", 5],
     "optim_step.optim_params": [5, 1e-4, "adam", {"learning_rate": 1e-3}, AdamParams],
     "optim_step.adam_params": [5, {"learning_rate": 1e-3}, AdamParams()],
@@ -130,8 +134,8 @@ REST: dict[str, list[Any]] = {
     "list_checkpoints.training_run_id": NO_TEXT,
     "list_user_checkpoints.limit": [*NO_INTEGER, -1],
     "list_user_checkpoints.offset": [*NO_INTEGER, -1],
-    "delete_checkpoint.training_run_id": NO_TEXT,
-    "delete_checkpoint.checkpoint_id": NO_TEXT,
+    "delete_checkpoint.training_run_id": [*NO_TEXT, *NO_PATH],
+    "delete_checkpoint.checkpoint_id": [*NO_TEXT, *NO_PATH],
     "delete_checkpoint_from_tinker_path.tinker_path": [None, *NO_PATH],
 }
 
@@ -165,14 +169,14 @@ OPTIONS_THAT_TAKE_ANYTHING = {
 VALUES: dict[str, list[Any]] = {
     "EncodedTextChunk.tokens": [None, 5, "text", [1.5], ["a"], [True], [None], [[1]], {1, 2}, np.array([0.5]), 1.0],
     "EncodedTextChunk.type": [None, 5, "image"],
-    "ImageChunk.data": [None, "bytes", 5, [1]],
+    "ImageChunk.data": [None, "bytes", 5, [1], np.zeros(2, np.uint8)],
     "ImageChunk.format": [None, "gif", 5, "PNG"],
     "ImageChunk.expected_tokens": [-1, 2.5, "2", True],
     "ImageChunk.type": [None, "encoded_text"],
     "ModelInput.chunks": [None, 5, "text", TOKENS, [None], EncodedTextChunk([1]), [[EncodedTextChunk([1])]]],
     "TensorData.data": [None, 5, "text", ["a"], [[1], [2, 3]], {1, 2}, {"a": 1}, [None], [1j], [2**70], [True, False]],
     "TensorData.dtype": [None, "float64", np.float32, 5, ["int64"]],
-    "TensorData.shape": [5, "2", [2.0], [-1], [2, 2], [True], [[1]], 2.0],
+    "TensorData.shape": [5, "2", [2.0], [-1], [2, 2], [True], [[1]], 2.0, [3] + [1] * 70],
     "Datum.model_input": [None, TOKENS, "text", 5, EncodedTextChunk([1])],
     "Datum.loss_fn_inputs": [
         5,
@@ -184,6 +188,7 @@ VALUES: dict[str, list[Any]] = {
         {"weights": ["a"]},
         {"target_tokens": [1.5]},
         {5: [1.0]},
+        {5: TensorData([1.0], "float32")},
         {"weights": {1.0}},
         {"weights": np.array([True])},
     ],

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from stovetop.backends.older_names import with_older_names
 from stovetop.checks import checked
-from stovetop.client import AccessScope, AtLeastNone, RestClient, StatePath, UserMetadata
+from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath, UserMetadata, is_path
 from stovetop.durable import MANIFEST, read_manifest
 from stovetop.engine.saved_states import describe
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, NotFoundError, TornCheckpoint
@@ -104,7 +104,7 @@ class SavedRuns(RestClient):
     def get_training_run(self, training_run_id: str, access_scope: AccessScope = "owned") -> APIFuture[TrainingRun]:
         require_neutral("get_training_run", access_scope=access_scope)
         folder = self._storage / training_run_id
-        is_name = training_run_id not in ("", "..") and folder.parent == self._storage
+        is_name = is_path(training_run_id) and training_run_id != ".." and folder.parent == self._storage
         if training_run_id in self._live or (is_name and _checkpoints(folder)):
             return resolved(self._run(folder))
         raise RunNotFound(f"no run of this name has saved anything under {self._storage}: {training_run_id!r}")
@@ -162,7 +162,7 @@ class SavedRuns(RestClient):
         return resolved(CheckpointsListResponse(found[offset:][:limit], _cursor(limit, offset, len(found))))
 
     @checked
-    def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
+    def delete_checkpoint(self, training_run_id: FolderName, checkpoint_id: FolderName) -> APIFuture[None]:
         return self._delete(self._storage / training_run_id / checkpoint_id)
 
     @checked
