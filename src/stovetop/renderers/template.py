@@ -52,6 +52,7 @@ from stovetop.renderers.template_forms import (
     find_form,
     mark,
     marked,
+    opening,
     question,
     result_message,
     show,
@@ -89,8 +90,7 @@ class ChatTemplateRenderer:
         source = asked.source
         asked.check_options()
         template, form = find_form(asked)
-        opening = template.text([question(form)], prompt=True)
-        encoder = SafeEncoder.of(self.tokenizer, template=source, opening=opening)
+        encoder = SafeEncoder.of(self.tokenizer, template=source, opening=opening(template, form))
         ending = answer_ending(template, form, encoder)
         calls = call_ending(template, form, encoder, ending) or ending
         found = {
@@ -287,7 +287,8 @@ class ChatTemplateRenderer:
     def _extends_answer(self, frame: Frame, text: str, thinking: str) -> bool:
         said = frame.around(text, thinking)
         answered = show(self._parsed(said), 1, self._form, self._encoder)
-        chat = [question(self._form), answered, question(self._form)]
+        # Another question than the first: some templates write tools before the last one, and find it by comparing.
+        chat = [question(self._form), answered, question(self._form, 3)]
         return self._goes_on(chat[:1], said + self._answer_ending.stop, chat)
 
     def _extends_calls(self) -> bool:

@@ -153,6 +153,16 @@ def result_message(form: Form, number: int = 2, called: int = 1) -> Shown:
     return {"role": "tool", "content": _content(mark(number), form), **labels}
 
 
+def opening(template: Template, form: Form) -> str:
+    """The beginning of a chat without the options, if the template writes it so: how tools are to be called is told in
+    the markup that a model calls them with, and a block of thinking that is over has the markup of thinking."""
+    bare = (
+        replace(template, options=options).try_text([question(form)], prompt=True) for options in ({}, {"tools": []})
+    )
+    written = next((text for text in bare if text is not None), None)
+    return template.text([question(form)], prompt=True) if written is None else written
+
+
 def find_form(template: Template) -> tuple[Template, Form]:
     """The form that the template reads, and the template itself, which is told that there are no tools if it cannot do
     without being told."""
