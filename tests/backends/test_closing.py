@@ -152,6 +152,7 @@ def test_ctrl_c_within_a_long_call_ends_a_script_soon_and_without_an_abort(tmp_p
     assert ended.seconds < SOON_WITH_TORCH_S
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_a_script_that_raises_amid_a_pass_of_a_real_model_ends_soon(smollm2: Path) -> None:
     end = "time.sleep(0.5); raise ZeroDivisionError('mine')"

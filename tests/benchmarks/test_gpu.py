@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from processes import run_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
@@ -13,6 +15,7 @@ runpy.run_path(%r, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_every_line_is_filled_on_a_machine_with_torch_and_transformers_alone() -> None:
     import peft  # noqa: F401  what the benchmark compares with, in its own process
 

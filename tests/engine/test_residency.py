@@ -111,5 +111,5 @@ def test_weights_that_wait_for_their_turn_in_the_sampler_are_not_moved(tmp_path:
 
 
 def test_a_limit_below_zero_is_refused_when_the_service_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"max_adapter_bytes must not be negative; leave it out.*: -1"):
+    with pytest.raises(InvalidRequest, match=r"max_adapter_bytes must be an integer of at least 0.*leave it out.*: -1"):
         open_service(storage=tmp_path, max_adapter_bytes=-1)

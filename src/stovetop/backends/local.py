@@ -37,8 +37,8 @@ def open_service(
     max_tokens_per_pass: Annotated[int, Whole(1)] = 4096,
     micro_batch_invariant: bool = False,
     recompute: bool | None = None,
-    max_adapter_bytes: Annotated[int, Whole(0)] | None = None,
-    max_kv_bytes: Annotated[int, Whole(1)] | None = None,
+    max_adapter_bytes: Annotated[int, Whole(0, hint="leave it out for half of what is available")] | None = None,
+    max_kv_bytes: Annotated[int, Whole(1, hint="leave it out for 0.3 of what is available")] | None = None,
     disk: Annotated[Disk, Anything()] = LOCAL_DISK,
     download: Annotated[Download, Function(1, "(name) -> path of a folder")] | None = hub_download,
 ) -> InProcessServiceClient:
