@@ -15,7 +15,9 @@ from engine import tiny
 from processes import ctrl_c_is_heard, run_python
 from stovetop.backends import local
 from stovetop.cli import as_flags, config_fields, load_recipe, main
+from stovetop.durable import append_row
 from stovetop.recipes import RECIPES, Recipe
+from stovetop.run_folder import mark
 from stovetop.types import AdamParams
 
 TOY = '''
@@ -88,6 +90,11 @@ def test_run_passes_fields_in_either_form_to_the_recipe(capsys: pytest.CaptureFi
     assert code_of("run", "toy", "--learning-rate", "-3e-4", "num_epochs=2", "--limit=3", "shuffle=False") == 0
     said = capsys.readouterr().out
     assert "num_epochs=2, learning_rate=-0.0003, limit=3, shuffle=False, then='finish'" in said
+
+
+def test_of_a_field_given_twice_the_last_value_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("run", "toy", "--num-epochs", "5", "epochs=3", "num_epochs=2") == 0
+    assert "num_epochs=2," in capsys.readouterr().out
 
 
 def test_model_and_epochs_are_short_for_the_fields_of_longer_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +210,9 @@ NO_RUNS: list[tuple[str, str, str]] = [
     ("sl_loop", "batch_size=0", "batch_size"),
     ("sl_loop", "batch_size=99", "batch_size must be at most 20, the number of chats to train on: 99"),
     ("sl_loop", "lora_rank=0", "lora_rank"),
+    ("sl_loop", "lora_rank=65537", "lora_rank"),
+    ("sl_loop", "base_url=locl", "unknown base_url 'locl'; did you mean 'local'"),
+    ("rl_loop", "base_url=https://example.com", "no client for remote services"),
     ("sl_loop", "seed=-1", "seed"),
     ("sl_loop", "adam_beta1=1", "adam_beta1"),
     ("sl_loop", "adam_beta2=-0.1", "adam_beta2"),
@@ -393,6 +403,26 @@ def test_export_says_what_was_merged_and_what_rounding_costs(
     assert "a head of its own" in said
     assert said.endswith(f"{tmp_path / 'merged'}\n")
     assert code_of("export", path, str(tmp_path / "merged")) == 1
+
+
+@pytest.mark.parametrize("words", [["chat"], ["export"]])
+def test_the_folder_of_a_run_is_no_checkpoint_but_names_its_last(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    mark(run)
+    more = [str(tmp_path / "merged")] if words == ["export"] else []
+    assert code_of(*words, str(run), *more) == 1
+    assert "it has no checkpoint yet" in capsys.readouterr().err
+    append_row(run / "checkpoints.jsonl", {"name": "000002", "batch": 2, "state_path": "/states/000002"})
+    assert code_of(*words, str(run), *more) == 1
+    assert "its last checkpoint is /states/000002" in capsys.readouterr().err
+
+
+def test_an_unknown_renderer_is_refused_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("chat", "no/model", "--renderer", "chat_templte") == 2
+    assert "did you mean 'chat_template'" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -7,26 +7,26 @@ Nothing here imports torch or transformers.
 """
 
 import argparse
-import asyncio
 import contextlib
 import dataclasses
 import importlib
 import inspect
 import json
-import shlex
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from stovetop.checkpoints import get_last_checkpoint
 from stovetop.cli_configs import Field, as_flags, config_fields, with_values_of_enums
+from stovetop.cli_interrupts import how_to_go_on, interrupted_by_sigterm, run_interruptibly
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.fetch import fetch_model
 from stovetop.model_store import FETCHABLE, find_model
 from stovetop.recipes import RECIPES
+from stovetop.recipes.settings import check_renderer_name
+from stovetop.run_folder import is_run
 from stovetop.tasks import TASKS
 from stovetop.types import SamplingParams
 
@@ -89,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         action = understand([word for word in words if word != "--debug"])
         failed = 1
-        with _interrupted_by_sigterm(terminations):
+        with interrupted_by_sigterm(terminations):
             action()
     except StovetopError as error:
         if debug:
@@ -97,29 +97,9 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return failed
     except KeyboardInterrupt:
-        print(f"\nInterrupted. To go on, run the same command: stovetop {shlex.join(words)}", file=sys.stderr)
+        print(f"\n{how_to_go_on(words)}", file=sys.stderr)
         return 143 if terminations else 130
     return 0
-
-
-@contextlib.contextmanager
-def _interrupted_by_sigterm(terminations: list[int]) -> Generator[None]:
-    """SIGTERM does what Ctrl-C does, and is noted in `terminations`."""
-
-    def interrupt(number: int, _frame: object) -> None:
-        terminations.append(number)
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    if threading.current_thread() is not threading.main_thread():  # only there handlers can be set
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def understand(words: Sequence[str]) -> Action:
@@ -184,7 +164,7 @@ def _run(words: Sequence[str]) -> Action:
         if (check := vars(recipe).get("check")) is not None:
             check(config)
         return lambda: _show_config(config)
-    return lambda: asyncio.run(recipe.main(config))
+    return lambda: run_interruptibly(recipe.main(config))
 
 
 def load_recipe(name: str) -> RecipeModule:
@@ -277,6 +257,7 @@ def _chat(words: Sequence[str]) -> Action:
     parser.add_argument("--max-tokens", type=_count, default=512, help="of one answer")
     parser.add_argument("--base-url", default="local", help="where the model runs, as in stovetop.ServiceClient")
     options = parser.parse_args(words)
+    check_renderer_name(options.renderer)
     return lambda: _talk(options)
 
 
@@ -296,6 +277,7 @@ def _talk(options: argparse.Namespace) -> None:
     from stovetop.model_families import recommended_renderer_name
     from stovetop.renderers import get_renderer
 
+    _refuse_run(options.model)
     with contextlib.suppress(ImportError):  # editing and history of lines, where the system has them
         importlib.import_module("readline")
     is_checkpoint = find_model(options.model) is None and Path(options.model).is_dir()
@@ -308,6 +290,17 @@ def _talk(options: argparse.Namespace) -> None:
         terminal.write(f"{options.model}, spoken to as {name} writes chats. /help lists the commands.\n")
         renderer = get_renderer(name, tokenizer)
         Chat(client, renderer, terminal, options.temperature, options.max_tokens, options.system).run()
+
+
+def _refuse_run(path: str) -> None:
+    """Where a checkpoint is wanted, the folder of a run that has some is an easy mistake."""
+    if not is_run(Path(path)):
+        return
+    last = get_last_checkpoint(path, "sampler_path") or get_last_checkpoint(path)
+    hint = (
+        "it has no checkpoint yet" if last is None else f"its last checkpoint is {last.sampler_path or last.state_path}"
+    )
+    raise InvalidRequest(f"this is the folder of a run, not a checkpoint or a model; {hint}: {path!r}")
 
 
 def _export(words: Sequence[str]) -> Action:
@@ -330,6 +323,7 @@ def _export(words: Sequence[str]) -> Action:
 def _export_and_print(options: argparse.Namespace) -> None:
     from stovetop.backends.local import export_merged
 
+    _refuse_run(options.checkpoint)
     report = export_merged(options.checkpoint, options.folder, base_model=options.base_model, dtype=options.dtype)
     print(
         f"{report.num_merged} linears merged and stored in {report.dtype}. Rounding to it loses "
@@ -359,7 +353,7 @@ def _play(words: Sequence[str]) -> Action:
     parser.add_argument("--index", type=int, default=0, help="which of its held-out problems (default: 0)")
     options = parser.parse_args(words)
     _entry("task", options.task, TASKS)
-    return lambda: asyncio.run(_play_and_print(options.task, options.index))
+    return lambda: run_interruptibly(_play_and_print(options.task, options.index))
 
 
 async def _play_and_print(task: str, index: int) -> None:
@@ -400,8 +394,7 @@ def _show(words: Sequence[str]) -> Action:
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal only")
     options = parser.parse_args(words)
     train_on_what = TrainOnWhat(options.train_on_what.lower())
-    if options.renderer is not None and ":" not in options.renderer:
-        _entry("renderer", options.renderer, dict.fromkeys(supported_renderers()))
+    check_renderer_name(options.renderer)
     return lambda: _show_chats(options, train_on_what)
 
 

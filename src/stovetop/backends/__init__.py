@@ -43,16 +43,11 @@ def open_service(
     )
 
 
-def _provider(base_url: object) -> Callable[..., ServiceClient]:
+def check_base_url(base_url: object) -> None:
+    """Refuses what no provider is found by. Nothing is opened or imported."""
     match base_url:
-        case None | "local":
-            from stovetop.backends import local
-
-            return local.open_service
-        case "recording":
-            from stovetop.backends import recording
-
-            return recording.open_service
+        case None | "local" | "recording":
+            pass
         case str() if base_url == "tinker" or base_url.startswith(("http://", "https://")):
             raise InvalidRequest(
                 "this version has no client for remote services; pass base_url='local' to train in this process, or "
@@ -62,3 +57,14 @@ def _provider(base_url: object) -> Callable[..., ServiceClient]:
             raise UnknownName("base_url", base_url, ["local", "recording"], hint="None is 'local'")
         case _:
             raise InvalidRequest(f"base_url must be a string; pass user_metadata=... by name: {base_url!r}")
+
+
+def _provider(base_url: object) -> Callable[..., ServiceClient]:
+    check_base_url(base_url)
+    if base_url == "recording":
+        from stovetop.backends import recording
+
+        return recording.open_service
+    from stovetop.backends import local
+
+    return local.open_service

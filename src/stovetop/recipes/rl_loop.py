@@ -46,6 +46,7 @@ from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class Config:
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
     loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # the temperature is added
     remove_constant_reward_groups: bool = True  # they have no gradient
-    lora_rank: Positive = 32
+    lora_rank: Rank = 32
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter, the order and the answers
     adam_beta1: Beta = 0.9

@@ -6,6 +6,7 @@ a run that goes on may have another value is in its metadata (`tracking.configs`
 from pathlib import Path
 from typing import Annotated
 
+from stovetop.backends import check_base_url
 from stovetop.errors import CheckpointNotFound, InvalidRequest, UnknownName
 from stovetop.model_store import check_model_name
 from stovetop.renderers import supported_renderers
@@ -32,7 +33,9 @@ def check_at_most(name: str, value: int, limit: int, of_what: str) -> None:
 
 
 def check_weights(base_url: str | None, model_name: str, load_checkpoint_path: str | None = None) -> None:
-    """Refuses a model or a checkpoint that is not to be had, where they would come from this machine."""
+    """Refuses a place that is none, and a model or a checkpoint that is not to be had where they would come from this
+    machine."""
+    check_base_url(base_url)
     if base_url not in (None, "local"):
         return
     check_model_name(model_name)

@@ -43,6 +43,7 @@ from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.supervised.data import data_of_chats
 from stovetop.supervised.nll import mean_nll
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Config:
     warmup_steps: Count = 0
     num_epochs: Positive = field(default=4, metadata=HOW_LONG)
     batch_size: Positive = 4  # chats a step; the last step of an epoch may have fewer
-    lora_rank: Positive = 32
+    lora_rank: Rank = 32
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter, the split and the order
     adam_beta1: Beta = 0.9
