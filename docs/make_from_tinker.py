@@ -44,6 +44,18 @@ defaults are compared with the SDK 0.38.0; all that differs is on this page.
   is the default of the cookbook's `rl_loop` and of its `AsyncConfig`: pass `loss_fn="importance_sampling"`, `"ppo"` or
   `"cispo"`. Provenance spans are accepted on any `Datum`, and no loss reads them.
 - **Adapters have alpha 32**, as at Tinker; one that PEFT has made keeps its own.
+- **Values are frozen dataclasses**, where the SDK has pydantic models. `model_dump()` is there; for `model_copy`,
+  `model_dump_json` and `model_validate` use `dataclasses.replace`, `json.dumps(value.model_dump())` and the class.
+  Fields may be given by position too. `ModelInput.chunks` and a chunk's `tokens` are tuples: write `[*tokens, 5]`.
+  `append_int` adds to the last chunk instead of starting one. A `TensorData` is one numpy array, `.array`, and its
+  `.data` a list made of it.
+- **No value is changed without a word.** The SDK makes 16 of `"16"`, 16.0 and True, and drops a field that it does not
+  know; here the first are an InvalidRequest and the last is a TypeError, as of any Python call. Numbers of numpy and
+  torch are numbers, and whole-number weights become floats.
+- **Clients and futures are not pickled**, sampling clients neither: a client works in the process that made it.
+- **Of the SDK's modules** `stovetop.as_tinker` has `tinker`, `tinker.types` with a module for each of its names, the
+  clients' own under `tinker.lib.public_interfaces`, and the errors. `tinker.lib.retry_handler` and the other inner ones
+  are not there.
 - **The `..._async` methods work** and warn of nothing. New code does not need them: every call returns a future.
 - **A seed is kept**: the same seed gives the same samples, whatever else runs beside them.
 

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from stovetop.checks import check, checked, take
+from stovetop.checks import check, checked, take, unchecked
 from stovetop.distillation.losses import GeneralizedJSD
 from stovetop.errors import InvalidRequest
 from stovetop.preference import losses as preference
 from stovetop.rl.kl import kl_penalty
 from stovetop.rl.rollouts import MinViableGroup, RetryOnFailure
 from stovetop.rules import Whole, number, rule_of, shown
+from stovetop.types import SampledSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +109,10 @@ def test_a_value_is_shown_shortly_and_with_its_type() -> None:
 def test_numbers_of_the_algorithms_are_numbers(call: Callable[[Any], object], wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="must be"):
         call(wrong)
+
+
+def test_a_value_of_what_was_just_computed_is_the_same_value_and_its_fields_are_not_looked_at() -> None:
+    tokens = [1, 2]
+    made = unchecked(SampledSequence, stop_reason="stop", tokens=tokens, logprobs=[-1.0, -2.0], sequence_id="a")
+    assert made == SampledSequence("stop", [1, 2], [-1.0, -2.0], "a")
+    assert made.tokens is tokens  # a check would have made a copy of it

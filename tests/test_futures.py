@@ -1,10 +1,12 @@
 """Results on their way."""
 
 import asyncio
+import pickle
 import threading
 
 import pytest
 
+from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, pending, resolved
 
 
@@ -70,3 +72,8 @@ def test_a_client_on_its_way_forwards_calls_and_waits_for_them() -> None:
     assert future.upper() == "A CLIENT"
     with pytest.raises(AttributeError, match="no_such_verb"):
         _ = future.no_such_verb
+
+
+def test_a_future_is_not_pickled_and_says_what_is() -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot be pickled or copied.* Pass its result\(\)"):
+        pickle.dumps(resolved(5))

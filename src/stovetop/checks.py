@@ -20,13 +20,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.rules import Maybe, Rule, Unfit, rule_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 # ---- values --------------------------------------------------------------------------------------------------------
@@ -51,6 +52,16 @@ def take(rule: Rule, value: Any, what: str) -> Any:
         return value if rule.fits(value) else rule.taken(value)
     except Unfit as unfit:
         raise InvalidRequest(unfit.message(what)) from None
+
+
+def unchecked(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """A dataclass of fields that this package has just computed: `__post_init__` does not look at them. All fields are
+    given by name, in the form that is kept, and belong to the value alone."""
+    assert not args, "fields are given by name"
+    value = object.__new__(cast("type[T]", cls))
+    for name, field in kwargs.items():
+        object.__setattr__(value, name, field)
+    return value
 
 
 @cache

@@ -4,9 +4,10 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from stovetop.checks import take
+from stovetop.errors import InvalidRequest
 from stovetop.rules import Maybe, number
 
 T = TypeVar("T")
@@ -37,6 +38,9 @@ class APIFuture(Generic[T]):
 
     def future(self) -> "concurrent.futures.Future[T]":
         return self._future
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("a future cannot be pickled or copied: it belongs to this process. Pass its result()")
 
     def done(self) -> bool:
         return self._future.done()

@@ -144,6 +144,14 @@ def require_neutral(verb: str, **values: object) -> None:
             raise InvalidRequest(f"{verb}: {name} must be {accepted}; {parameter.reason}: {value!r}")
 
 
+def refuse_to_pickle(owner: str) -> NoReturn:
+    """For the `__reduce__` of a client, which cannot go to another process."""
+    raise InvalidRequest(
+        f"a {owner} cannot be pickled or copied: a client works in the process that made it. Pass what makes one, the "
+        "name of a base model or the path of a checkpoint"
+    )
+
+
 def missing_attribute(owner: str, name: str) -> object:
     """For the `__getattr__` of a client: a method that refuses, if the SDK's client has one of this name."""
     reason = METHODS.get(f"{owner}.{name}", METHODS.get(f"{owner}.{name.removesuffix('_async')}"))

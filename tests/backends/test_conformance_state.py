@@ -1,6 +1,8 @@
 """What saving and loading promise, of every backend: exact to the bit, whole or not at all."""
 
+import copy
 import errno
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -238,3 +240,13 @@ def _overwrite_on(client: TrainingClient, disk: FailingDisk, operation: Operatio
     found = logprobs(client)
     assert (found == old).all() or (found == new).all()
     client.save_state("last", overwrite=True).result()
+
+
+def test_a_client_is_not_pickled_or_copied_and_says_what_is_passed_instead(
+    provider: Provider, backend: ServiceClient, trainer: TrainingClient
+) -> None:
+    sampling = backend.create_sampling_client(base_model=provider.base_model).result()
+    for client in (backend, trainer, sampling):
+        for copied in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(InvalidRequest, match=r"Client cannot be pickled or copied.* Pass what makes one"):
+                copied(client)

@@ -12,14 +12,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard
 
 import numpy as np
 
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns
-from stovetop.checks import checked, take
+from stovetop.checks import checked, take, unchecked
 from stovetop.client import (
     MAX_NAME,
     AtLeastNone,
@@ -53,7 +53,7 @@ from stovetop.losses import (
 )
 from stovetop.model_store import canonical_name
 from stovetop.rules import Whole
-from stovetop.sdk_differences import missing_attribute, require_neutral
+from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
 from stovetop.types import (
     AdamOptimizerConfig,
     ForwardBackwardOutput,
@@ -64,6 +64,7 @@ from stovetop.types import (
     ModelData,
     OptimStepResponse,
     Rank,
+    SampledSequence,
     SampleResponse,
     SamplingParams,
     SaveWeightsForSamplerResponse,
@@ -173,6 +174,9 @@ class InProcessSamplingClient:
 
     def get_base_model(self) -> str:
         return self._base.name
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle("SamplingClient")
 
     if not TYPE_CHECKING:  # where a checker should find only what there is
 
@@ -320,6 +324,9 @@ class InProcessTrainingClient:
 
     def get_tokenizer(self) -> Tokenizer:
         return self._base.thread.engine.get_tokenizer()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle("TrainingClient")
 
     if not TYPE_CHECKING:  # where a checker should find only what there is
 
@@ -483,6 +490,9 @@ class InProcessServiceClient(ServiceClient):
         base = self._base(str(base_model))
         return _made(base, lambda: InProcessSamplingClient(base, None))
 
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle("ServiceClient")
+
     def create_rest_client(self) -> SavedRuns:
         return SavedRuns.over(self._storage, self._runs, self.get_server_capabilities)
 
@@ -581,13 +591,21 @@ def _last(values_T: list[Any], last_n: int | None) -> list[Any]:
 
 def _as_asked(response: SampleResponse, sequence_ids: Sequence[str], last_n: int | None) -> SampleResponse:
     prompt, topk = response.prompt_logprobs, response.topk_prompt_logprobs
-    return replace(
-        response,
+    return unchecked(
+        SampleResponse,
         sequences=[
-            replace(sequence, sequence_id=name) for sequence, name in zip(response.sequences, sequence_ids, strict=True)
+            unchecked(
+                SampledSequence,
+                stop_reason=sequence.stop_reason,
+                tokens=sequence.tokens,
+                logprobs=sequence.logprobs,
+                sequence_id=name,
+            )
+            for sequence, name in zip(response.sequences, sequence_ids, strict=True)
         ],
         prompt_logprobs=None if prompt is None else _last(prompt, last_n),
         topk_prompt_logprobs=None if topk is None else _last(topk, last_n),
+        prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
     )
 
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from stovetop.checks import unchecked
 from stovetop.engine.captured import CapturedDecoding, CudaGraphs, Recorder, never_waits
 from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.drawing import draw
@@ -388,7 +389,13 @@ class Sampler:
             request = sequence.request
             reason = "stop" if request.stops.hit(sequence.tokens) else "length"
             name = f"{request.prompt.ticket.number}:{sequence.index}"
-            request.done[sequence.index] = SampledSequence(reason, sequence.tokens, sequence.logprobs, name)
+            request.done[sequence.index] = unchecked(
+                SampledSequence,
+                stop_reason=reason,
+                tokens=list(sequence.tokens),
+                logprobs=list(sequence.logprobs),
+                sequence_id=name,
+            )
             if None not in request.done:
                 self._finished.append(request.answer())
         self._remove(ended)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stovetop.checks import unchecked
 from stovetop.engine.kv_cache import BLOCK
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.ops import Finished
@@ -33,11 +34,12 @@ class Request:
     def answer(self) -> Finished:
         prompt = self.prompt
         sequences = [sequence for sequence in self.done if sequence is not None]
-        response = SampleResponse(
-            sequences,
-            prompt.logprobs if prompt.wants_logprobs else None,
-            prompt.top_logprobs if prompt.num_top else None,
-            prompt.num_reused,
+        response = unchecked(
+            SampleResponse,
+            sequences=sequences,
+            prompt_logprobs=prompt.logprobs if prompt.wants_logprobs else None,
+            topk_prompt_logprobs=prompt.top_logprobs if prompt.num_top else None,
+            prompt_cache_hit_tokens=prompt.num_reused,
         )
         return Finished(prompt.ticket, response)
 
