@@ -1,6 +1,7 @@
 """Keys and values never take more than their bytes, and what has to wait, leave or come back gives the same results."""
 
 import gc
+import itertools
 import math
 import weakref
 from pathlib import Path
@@ -166,6 +167,25 @@ def test_a_sequence_that_fills_all_memory_runs_alone_and_its_request_goes_on(mea
     measured.start()
     assert same(answers(tiny.engine(max_kv_bytes=limit), asked, limit), expected)
     assert measured.most <= limit
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_long_prompt_gets_its_turn_though_short_ones_keep_coming(scored: bool) -> None:
+    """At once more wait to be continued than there is room for, so a long prompt finds none by chance."""
+    engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(512))
+    more = (engine.submit(op(tiny.tokens(10, seed), 6, 4, seed=seed)) for seed in itertools.count())
+    for _ in range(12):
+        next(more)
+    engine.step()
+    prompt = ModelInput.from_ints(tiny.tokens(200, 1000))
+    long = engine.submit(ops.ComputeLogprobs(None, prompt) if scored else op(prompt.to_ints(), 1, 3))
+    later = []
+    while not any(done.ticket is long for done in later):
+        finished = engine.step()
+        for _ in finished:
+            next(more)
+        later += finished
+        assert len(later) < 25
 
 
 def test_what_could_never_fit_is_refused_with_its_numbers() -> None:

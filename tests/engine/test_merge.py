@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine import tiny
@@ -102,6 +103,32 @@ def test_what_cannot_be_merged_is_named_before_anything_is_written(tmp_path: Pat
     with pytest.raises(CheckpointError, match=r"h\.0\.c_attn\.weight"):
         write_merged(base, strange, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base"]
+
+
+def test_files_that_transformers_does_not_read_are_no_part_of_the_merged_model(tmp_path: Path) -> None:
+    """As published folders have them: the same weights under other names, or what is left of an earlier cut."""
+    base = base_folder(tmp_path / "base", shards=True)
+    save_file({"layers.0.attention.wq.weight": torch.ones(4, 4)}, base / "consolidated.safetensors")
+    weights, expected = adapter_on(base)
+    report = write_merged(base, weights, tmp_path / "merged")
+    assert not (report.folder / "consolidated.safetensors").exists()
+    assert merged_logprobs(report.folder) == pytest.approx(expected, abs=1e-5)
+    load_model(report.folder, "merged", deterministic=False)
+
+
+def test_a_trained_head_is_never_merged_into_the_embedding(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", tied=True)
+    stored = load_file(base / "model.safetensors")
+    embedding = stored["model.embed_tokens.weight"]
+    save_file({**stored, "lm_head.weight": embedding.clone()}, base / "model.safetensors", {"format": "pt"})
+    weights, expected = adapter_on(base)
+    report = write_merged(base, weights, tmp_path / "merged")
+    assert json.loads((report.folder / "config.json").read_text())["tie_word_embeddings"] is False
+    assert merged_logprobs(report.folder) == pytest.approx(expected, abs=1e-5)
+    only_head = {name.replace("model.embed_tokens", "lm_head"): tensor for name, tensor in stored.items()}
+    save_file(only_head, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="stores its head in place of the embedding"):
+        write_merged(base, weights, tmp_path / "another")
 
 
 def test_nothing_is_overwritten_and_no_dtype_invented(tmp_path: Path) -> None:

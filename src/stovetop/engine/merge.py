@@ -106,7 +106,7 @@ class _Plan:
 
     @classmethod
     def of(cls, base: Path, weights: AdapterWeights) -> "_Plan":
-        files = sorted(base.glob("*.safetensors"))
+        files = _weight_files(base)
         names = {name for file in files for name in _names(file)}
         trained = sorted({name.rpartition(".")[0] for name in weights.tensors})
         targets = {f"{target}.weight": target for target in trained}
@@ -118,6 +118,12 @@ class _Plan:
             raise CheckpointError(
                 f"these weights, which the adapter changes, are not in the base model's *.safetensors under their own "
                 f"names, so it cannot be merged: {listed(missing)} ({base})"
+            )
+        if f"{HEAD}.weight" in targets and untied_from is None and _is_the_embedding_too(files, base):
+            raise CheckpointError(
+                f"the base model stores its head in place of the embedding that it is tied to, so the adapter's change "
+                f"of the head would change the embedding as well. Load it with transformers, save it again and merge "
+                f"into that: {base}"
             )
         return cls(weights, files, targets, untied_from)
 
@@ -159,6 +165,16 @@ def _tensors(opened) -> Iterator[tuple[str, Tensor]]:
         yield name, opened.get_tensor(name)
 
 
+def _weight_files(base: Path) -> list[Path]:
+    """Those that transformers reads. Beside them there may be copies under other names, or of an earlier time."""
+    whole, index = base / "model.safetensors", base / INDEX
+    if whole.exists():
+        return [whole]
+    if index.exists():
+        return sorted({base / file for file in json.loads(index.read_text())["weight_map"].values()})
+    return sorted(base.glob("*.safetensors"))
+
+
 def _names(file: Path) -> list[str]:
     with safe_open(file, framework="pt") as opened:
         return list(opened.keys())
@@ -175,10 +191,20 @@ def _embedding(names: set[str], base: Path) -> str | None:
     return found[0] if config.get("tie_word_embeddings", True) and len(found) == 1 else None
 
 
+def _is_the_embedding_too(files: list[Path], base: Path) -> bool:
+    """Whether a head that is stored is tied to an embedding that is not, for there is no other matrix of its shape."""
+    if not json.loads((base / "config.json").read_text()).get("tie_word_embeddings", True):
+        return False
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return list(shapes.values()).count(shapes[f"{HEAD}.weight"]) == 1
+
+
 def stored_head(base: Path) -> Tensor | None:
     """The head's weight in the base's files, or that of the embedding which it is tied to; None where neither is."""
-    files = sorted(base.glob("*.safetensors"))
-    names = {name: file for file in files for name in _names(file)}
+    names = {name: file for file in _weight_files(base) for name in _names(file)}
     name = f"{HEAD}.weight" if f"{HEAD}.weight" in names else _embedding(set(names), base)
     if name is None:
         return None
@@ -192,7 +218,7 @@ def _write_rest(base: Path, folder: Path, plan: _Plan, stored: list[_Stored]) ->
         if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in LEFT_BEHIND:
             shutil.copyfile(path, folder / path.name)
     config = json.loads((base / "config.json").read_text())
-    if plan.untied_from is not None:
+    if f"{HEAD}.weight" in plan.targets:  # some programs would take the embedding, whatever is stored beside it
         config["tie_word_embeddings"] = False
     dtypes = sorted({part.dtype for part in stored if part.dtype})
     if len(dtypes) == 1:

@@ -88,22 +88,33 @@ class Room:
     """Positions that new prompts may take in a step."""
 
     num_positions: int
-    num_held: int  # that computed prompts take which cannot be continued yet
-    most_held: int
+    num_begun: int  # that prompts take which are being computed
+    num_ahead: int  # that prompts of samples take which cannot be continued yet: computed, or being computed
+    most_ahead: int
     make: Callable[[int], None]  # gives up what is kept, until there is memory for so many
+    is_shut: bool = False  # to prompts of samples
 
-    def allows(self, prompt: Prompt, num_begun: int) -> bool:
-        """Whether a prompt may be begun, where others that are begun take `num_begun`. Behind one for which there is no
-        memory none is begun, or it would wait for ever."""
+    def allows(self, prompt: Prompt) -> bool:
+        """Whether a prompt may be begun. Behind one that has to wait none of its kind is begun, or it would wait for
+        ever. Logprobs may be computed while prompts of samples have to wait for samples to end, but not the other way
+        round: what logprobs wait for is soon computed."""
+        is_sample = isinstance(prompt.op, Sample)
         if prompt.num_positions > self.num_positions:
             self.num_positions = 0
-        held = num_begun + (self.num_held if isinstance(prompt.op, Sample) else 0)
-        is_too_much_ahead = held > 0 and held + prompt.num_positions > self.most_held
-        return prompt.num_positions <= self.num_positions and not is_too_much_ahead
+        if prompt.num_positions > self.num_positions or (is_sample and self.is_shut):
+            return False
+        ahead = self.num_ahead if is_sample else self.num_begun
+        if ahead > 0 and ahead + prompt.num_positions > self.most_ahead:
+            self.is_shut = True
+            self.num_positions = self.num_positions if is_sample else 0
+            return False
+        return True
 
     def take(self, prompt: Prompt) -> None:
         self.make(prompt.num_positions)
         self.num_positions -= prompt.num_positions
+        self.num_begun += prompt.num_positions
+        self.num_ahead += prompt.num_positions if isinstance(prompt.op, Sample) else 0
 
 
 class Prompts:
@@ -141,6 +152,11 @@ class Prompts:
     def begun_tokens(self) -> int:
         """Positions that those take which are being computed."""
         return sum(prompt.num_positions for prompt in self._begun.values())
+
+    @property
+    def begun_of_samples(self) -> int:
+        """The same of those that samples go on from."""
+        return sum(prompt.num_positions for prompt in self._begun.values() if isinstance(prompt.op, Sample))
 
     def kept_caches(self) -> list[KVCache]:
         return [kept.cache for kept in self._kept.values()]
@@ -205,17 +221,15 @@ class Prompts:
         """Prompts whose turn it is, and how many tokens of each."""
         taken: list[tuple[Prompt, int]] = []
         put_off: list[Prompt] = []
-        num_begun = self.begun_tokens
         num_left = STEP_TOKENS.get(self._model.device.type, STEP_TOKENS["cpu"])
         while self._waiting and num_left > 0:
             prompt = self._waiting.popleft()
             if id(prompt) not in self._begun:
-                if not room.allows(prompt, num_begun) or self._is_half_on_its_way(prompt):
+                if not room.allows(prompt) or self._is_half_on_its_way(prompt):
                     put_off.append(prompt)
                     continue
                 room.take(prompt)
                 self._start(prompt)
-                num_begun += prompt.num_positions
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, num_left)
             taken.append((prompt, length))
             num_left -= length

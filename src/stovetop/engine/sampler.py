@@ -169,9 +169,10 @@ class Sampler:
         limit = self._memory.limit
         grown = Size(len(self._running), max((sequence.grown for sequence in self._running), default=0))
         left = limit - grown.num_tokens - self._prefixes.num_tokens() - self._memory.num_of_prompts
-        most_held = min(HELD_TOKENS, int(HELD_SHARE * limit))
+        ahead = self._memory.num_held + self._prompts.begun_of_samples
+        most_ahead = min(HELD_TOKENS, int(HELD_SHARE * limit))
         make = lambda num_positions: self._memory.make(num_positions, self._in_use())  # noqa: E731
-        return Room(0 if self._is_full else left, self._memory.num_held, most_held, make)
+        return Room(0 if self._is_full else left, self._prompts.begun_tokens, ahead, most_ahead, make)
 
     def _make_room(self) -> None:
         """For the next token of every running sequence."""
