@@ -58,6 +58,8 @@ def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path):
         datasets.load_rows(str(tmp_path / "none.jsonl"))
     with pytest.raises(InvalidRequest, match="no row"):
         datasets.load_rows(jsonl(tmp_path / "empty.jsonl"))
+    with pytest.raises(InvalidRequest, match="no row"):
+        datasets.load_rows(parquet(tmp_path / "empty.parquet", []))
 
 
 def test_the_sample_of_chats_is_shipped_and_every_chat_ends_with_an_answer():

@@ -26,6 +26,7 @@ T = TypeVar("T")
 Row = dict[str, "JsonValue"]
 
 _SAMPLE = "sample:"
+_NO_ROW = "there is no row in it: {!r}"
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
@@ -109,10 +110,13 @@ def _open_parquet(path: Path, source: str) -> Iterator[_PlacedRow]:
         with path.open("rb") as file:
             batches: Iterable[Any] = parquet.ParquetFile(file).iter_batches()
             rows = (row for batch in batches for row in batch.to_pylist())
+            number = -1
             for number, row in enumerate(rows):
                 yield _PlacedRow(f"{source}, row {number}", row, has_filled_nulls=True)
     except (ValueError, OSError) as error:
         raise InvalidRequest(f"{source} is not a Parquet file that can be read: {error}") from error
+    if number < 0:
+        raise InvalidRequest(_NO_ROW.format(source))
 
 
 def _open_hub(name: str, part: _HubPart) -> Iterator[_PlacedRow]:
@@ -160,7 +164,7 @@ def _parse_rows(lines: Iterable[bytes], source: str) -> Iterator[_PlacedRow]:
         is_empty = False
         yield _PlacedRow(place, cast(Row, row))
     if is_empty:
-        raise InvalidRequest(f"there is no row in it: {source!r}")
+        raise InvalidRequest(_NO_ROW.format(source))
 
 
 def _chat(placed: _PlacedRow) -> list[Message]:

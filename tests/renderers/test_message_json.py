@@ -1,5 +1,7 @@
 """Messages from JSON, in our own form and in the public chat format."""
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from stovetop.renderers.messages import (
     TextPart,
     ThinkingPart,
     ToolCall,
+    check_messages,
     message_from_json,
     to_openai_message,
 )
@@ -91,6 +94,15 @@ def test_an_image_of_the_public_format_is_an_image(image: object) -> None:
 def test_what_is_no_message_is_named(row: object, complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=f"line 7.*{complaint}"):
         message_from_json(row, "rows.jsonl, line 7")
+
+
+@pytest.mark.parametrize("kind", [["text"], {}, 3])
+def test_a_kind_of_part_that_is_no_string_is_named(kind: object) -> None:
+    message = {"role": "user", "content": [{"type": kind, "text": "x"}]}
+    with pytest.raises(UnknownName, match="unknown type of message: content part 0"):
+        message_from_json(message)
+    with pytest.raises(UnknownName, match="unknown type of message 0: content part 0"):
+        check_messages([cast(Message, message)])
 
 
 def test_an_unknown_kind_of_part_is_named() -> None:

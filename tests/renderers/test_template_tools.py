@@ -8,7 +8,7 @@ from stovetop.renderers.base import TrainOnWhat
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall
 from stovetop.renderers.template import ChatTemplateRenderer
 
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+TOOLS: list[dict[str, object]] = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
 CALL = ToolCall(FunctionCall("f", '{"x": "y"}'), "call00001")
 
 # Says how to call tools before the chat; a turn ends where the next one begins.

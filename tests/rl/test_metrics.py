@@ -116,6 +116,16 @@ def test_a_tag_that_every_group_has_says_nothing_new():
     assert {name.split("/")[1] for name in metrics} == {"all"}
 
 
+def test_a_tag_that_only_some_groups_have_tells_them_apart_even_if_it_is_the_only_one():
+    metrics = compute_trajectory_metrics([group(1), group(0)], [["math"], []])
+    assert (metrics["env/math/reward/total"], metrics["env/all/reward/total"]) == (1, 0.5)
+
+
+def test_several_tags_that_every_group_has_say_nothing_new():
+    metrics = compute_trajectory_metrics([group(1), group(0)], [["math", "easy"], ["easy", "math"]])
+    assert {name.split("/")[1] for name in metrics} == {"all"}
+
+
 def test_each_group_needs_its_tags():
     with pytest.raises(ValueError, match="zip"):
         compute_trajectory_metrics([group(1), group(0)], [["math"]])

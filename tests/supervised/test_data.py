@@ -308,10 +308,13 @@ def test_many_cut_examples_are_reported_once_an_epoch_with_their_number(caplog: 
     assert "more than max_length=80 tokens, and lost their end" in caplog.messages[0]
 
 
-def test_a_few_cut_examples_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    chats = [chat("q", "a" * (100 if index == 0 else 1)) for index in range(12)]
-    ChatDataset(chats, 12, RENDERER, max_length=80).get_batch(0)
-    assert caplog.messages == []
+@pytest.mark.parametrize(("num_chats", "num_warnings"), [(19, 1), (20, 0)])
+def test_more_than_a_tenth_of_the_examples_cut_is_worth_a_warning(
+    num_chats: int, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    chats = [chat("q", "a" * (100 if index < 2 else 1)) for index in range(num_chats)]
+    ChatDataset(chats, num_chats, RENDERER, max_length=80).get_batch(0)
+    assert len(caplog.messages) == num_warnings
 
 
 # ---- from a file -------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stovetop.errors import InvalidRequest, NothingToTrain
+from stovetop.errors import InvalidRequest, NothingToTrain, UnknownName
 from stovetop.supervised.data import SupervisedDataset
 from stovetop.supervised.streaming import StreamingSupervisedDataset
 from stovetop.types import Datum, ModelInput
@@ -115,6 +115,37 @@ def test_no_more_rows_are_read_than_the_buffer_needs():
     data = StreamingSupervisedDataset(rows, num_rows=1_000, batch_size=4, buffer_size=10, map_fn=to_datum)
     data.get_batch(0)
     assert len(read) <= 15
+
+
+def test_ten_thousand_rows_are_shuffled_together_unless_another_buffer_is_asked_for():
+    num_read = 0
+
+    def rows() -> Iterator[int]:
+        nonlocal num_read
+        for row in range(20_000):
+            num_read += 1
+            yield row
+
+    data = StreamingSupervisedDataset(rows, num_rows=20_000, batch_size=1, map_fn=to_datum)
+    data.get_batch(0)
+    assert num_read == 10_001
+
+
+@pytest.mark.parametrize("buffer_size", [0, -1])
+def test_a_buffer_without_room_is_refused_when_the_dataset_is_made(buffer_size: int):
+    with pytest.raises(InvalidRequest, match=f"buffer_size must be at least 1.*: {buffer_size}"):
+        dataset(buffer_size=buffer_size)
+
+
+def test_a_misspelt_choice_for_untrainable_rows_is_refused_when_the_dataset_is_made():
+    with pytest.raises(UnknownName, match="did you mean 'skip'"):
+        StreamingSupervisedDataset(
+            lambda: range(4),
+            num_rows=4,
+            batch_size=2,
+            map_fn=to_datum,
+            on_untrainable="skipp",  # pyright: ignore[reportArgumentType]  wrong on purpose
+        )
 
 
 def test_a_buffer_of_one_keeps_the_order():

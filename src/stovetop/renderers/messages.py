@@ -262,7 +262,7 @@ def _part_from_json(data: object, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must be an object with a type: {data!r:.200}")
     part = _present(cast(Mapping[Any, Any], data))
     if part.get("type") != "image_url":
-        if part.get("type") not in _PART_FIELDS:
+        if str(part.get("type")) not in _PART_FIELDS:
             raise UnknownName(f"type of {where}", str(part.get("type")), [*_PART_FIELDS, "image_url"])
         return part
     image: object = part.get("image_url")
@@ -331,9 +331,9 @@ def _check_content(content: object, where: str) -> None:
         raise InvalidRequest(f"{where}: content must be a string or a list of parts: {content!r}")
     for index, part in enumerate(cast(list[object], content)):
         what = f"{where}: content part {index}"
-        kind = _object(part, what, allowed=("type", *_PART_FIELDS.values())).get("type")
+        kind = str(_object(part, what, allowed=("type", *_PART_FIELDS.values())).get("type"))
         if kind not in _PART_FIELDS:
-            raise UnknownName(f"type of {what}", str(kind), _PART_FIELDS)
+            raise UnknownName(f"type of {what}", kind, _PART_FIELDS)
         field = _PART_FIELDS[kind]
         value = _object(part, what, allowed=("type", field)).get(field)
         if not isinstance(value, str):

@@ -156,9 +156,8 @@ def result_message(form: Form, number: int = 2, called: int = 1) -> Shown:
 def opening(template: Template, form: Form) -> str:
     """The beginning of a chat without the options, if the template writes it so: how tools are to be called is told in
     the markup that a model calls them with, and a block of thinking that is over has the markup of thinking."""
-    bare = (
-        replace(template, options=options).try_text([question(form)], prompt=True) for options in ({}, {"tools": []})
-    )
+    without: tuple[dict[str, object], ...] = ({}, {"tools": []})
+    bare = (replace(template, options=options).try_text([question(form)], prompt=True) for options in without)
     written = next((text for text in bare if text is not None), None)
     return template.text([question(form)], prompt=True) if written is None else written
 

@@ -7,7 +7,7 @@ from typing import Generic
 from stovetop.datasets import shuffled_stream
 from stovetop.errors import InvalidRequest, NothingToTrain
 from stovetop.supervised.data import data_maker
-from stovetop.supervised.untrainable import OnUntrainable, Row, naming_row, report_untrainable
+from stovetop.supervised.untrainable import OnUntrainable, Row, check_on_untrainable, naming_row, report_untrainable
 from stovetop.types import Datum
 
 
@@ -39,6 +39,9 @@ class StreamingSupervisedDataset(Generic[Row]):
     ) -> None:
         if not 1 <= batch_size <= num_rows:
             raise InvalidRequest(f"batch_size must be in 1..{num_rows}, the number of rows: {batch_size}")
+        if buffer_size < 1:
+            raise InvalidRequest(f"buffer_size must be at least 1, which keeps the order: {buffer_size}")
+        check_on_untrainable(on_untrainable)
         self._open_rows = open_rows
         self._num_rows = num_rows
         self._batch_size = batch_size

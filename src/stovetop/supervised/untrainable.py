@@ -29,13 +29,18 @@ class MadeRows(Generic[Made]):
     untrainable: dict[int, str]
 
 
+def check_on_untrainable(choice: OnUntrainable) -> None:
+    """Refuses what is no choice."""
+    if choice not in get_args(OnUntrainable):
+        raise UnknownName("on_untrainable", choice, get_args(OnUntrainable))
+
+
 def make_rows(
     rows: Sequence[Row], make: Callable[[Row], Made], on_untrainable: OnUntrainable = "skip"
 ) -> MadeRows[Made]:
     """`make` of every row, less the rows for which it raises NothingToTrain; the log says which. Every error names the
     index of its row."""
-    if on_untrainable not in get_args(OnUntrainable):
-        raise UnknownName("on_untrainable", on_untrainable, get_args(OnUntrainable))
+    check_on_untrainable(on_untrainable)
     made: dict[int, Made] = {}
     untrainable: dict[int, str] = {}
     for index, row in enumerate(rows):

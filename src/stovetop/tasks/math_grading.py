@@ -84,10 +84,11 @@ _REWRITTEN = [
     (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree", ""),
     (r"_\{(\w)\}", r"_\1"),
     (rf"(?<=[\d}})])\s*{_UNIT}{_POWER}(?: ?(?:/|per) ?{_UNIT_IN_TEXT}{_POWER})?\.?\s*$", ""),
-    (rf"{_WORD_BEFORE}(?:oo|inf(?:inity)?){_WORD_AFTER}", r"\\infty "),
+    (rf"{_WORD_BEFORE}(?:oo|inf(?:inity|ty)?){_WORD_AFTER}", r"\\infty "),
     (rf"{_WORD_BEFORE}pi{_WORD_AFTER}", r"\\pi "),
     (rf"{_WORD_BEFORE}(sin|cos|tan|ln|log|exp)(?=\s*\()", r"\\\1"),
     (r"√\s*(\w+)|√\s*\(([^()]*)\)", r"\\sqrt{\1\2}"),
+    (rf"{_WORD_BEFORE}sqrt ?(\d+|[a-z]{_WORD_AFTER})", r"\\sqrt{\1}"),
     (r"(?<=[\])])\s*U\s*(?=[\[(])", r" \\cup "),
     (r"\*\*", "^"),
     (r"(\d\.?)[eE]([-+]?\d{1,3})(?![\d._])", r"\1 \\times 10^{\2}"),
@@ -98,7 +99,10 @@ _REWRITTEN = [
     (r" ?, ?", ", "),
 ]
 _GROUPED = r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,\\!\s*|,)\d{3})+(?!\d)"
+_SEPARATORS = r"\{,\}|,\\!\s*|,"
 _BRACKETS_AND_GROUPS = re.compile(rf"(?P<open>\(|\[|\\\{{)|(?P<close>\)|\]|\\\}})|(?P<number>{_GROUPED})")
+_SPACED = re.compile(r"(?<![\w.])(?<!\d )\d{1,3}(?: \d{3})+(?![\d/])(?! \d)")
+_APART = re.compile(r"(?<![a-zA-Z\d._^])(?<![a-zA-Z\d.] )[\d.]+ \d")  # not the arguments of \frac 1 2
 _REPEATING = re.compile(r"(\d{0,40})\.(\d{0,40})\\(?:overline|bar)\s*\{(\d{1,40})\}")
 _IN_BASE = re.compile(r"([0-9a-zA-Z]{1,40})_\{?(\d\d?)\}?")
 _NUMBER = re.compile(
@@ -107,8 +111,8 @@ _NUMBER = re.compile(
 
 
 def normalize(answer: str, *, groups_thousands: bool = True) -> str:
-    r"""The same answer with fewer ways to write it: no spacing, dollars, degrees, units or `\text`, no commas that
-    group thousands, no full stop at its end; symbols and names (π, pi, ∞, oo, √2, 1e3, 3 1/2) as LaTeX has them.
+    r"""The same answer with fewer ways to write it: no spacing, dollars, degrees, units or `\text`, no commas or spaces
+    that group thousands, no full stop at its end; symbols and names (π, pi, ∞, oo, √2, 1e3, 3 1/2) as LaTeX has them.
 
     Within brackets a comma separates, so (4,112) is (4, 112), unless it is written as grouping, (4{,}112). Elsewhere it
     groups digits in threes: 4,112 is 4112, or with `groups_thousands=False` 4, 112. What separates is written ", ".
@@ -118,6 +122,7 @@ def normalize(answer: str, *, groups_thousands: bool = True) -> str:
     answer = _without_grouping(answer, groups_thousands)
     for pattern, replacement in _REWRITTEN:
         answer = re.sub(pattern, replacement, answer)
+    answer = _SPACED.sub(lambda found: found[0].replace(" ", ""), answer)
     answer = _REPEATING.sub(_as_fraction, answer)
     return answer.strip().removesuffix(".").strip()
 
@@ -129,7 +134,7 @@ def _without_grouping(answer: str, everywhere: bool) -> str:
     for found in _BRACKETS_AND_GROUPS.finditer(answer):
         depth = max(0, depth + (found["open"] is not None) - (found["close"] is not None))
         if found["number"] is not None:
-            separators = r"\{,\}|,\\!\s*|," if everywhere and depth == 0 else r"\{,\}|,\\!\s*"
+            separators = _SEPARATORS if everywhere and depth == 0 else r"\{,\}|,\\!\s*"
             parts += [answer[end : found.start()], re.sub(separators, "", found["number"])]
             end = found.end()
     return "".join([*parts, answer[end:]])
@@ -148,12 +153,20 @@ class _Pair(NamedTuple):
 
 
 def _readings(given: str, reference: str) -> list[_Pair]:
-    """Both normalized. Where one of them is a list, 1,200 of the other may be a list too."""
+    """Both normalized. Where one of them is a list, 1,200 of the other may be a list too; where white space follows the
+    commas that separate, as in [1,000, 2,000], others may group."""
     grouped = _Pair(normalize(given), normalize(reference))
     if not any("," in answer for answer in grouped):
         return [grouped]
     listed = _Pair(normalize(given, groups_thousands=False), normalize(reference, groups_thousands=False))
-    return list(dict.fromkeys([grouped, listed]))
+    spaced = _Pair(normalize(_without_tight_commas(given)), normalize(_without_tight_commas(reference)))
+    return list(dict.fromkeys([grouped, listed, spaced]))
+
+
+def _without_tight_commas(answer: str) -> str:
+    if not re.search(r",\s", answer):
+        return answer
+    return re.sub(_GROUPED, lambda found: re.sub(_SEPARATORS, "", found[0]), answer)
 
 
 def same_text_or_number(given: str, reference: str) -> bool | None:
@@ -211,13 +224,17 @@ def same_by_algebra(given: str, reference: str) -> bool:
 
 
 def _read(answer: str) -> SympyValue | None:
-    """None for an answer that the library reads as text only, or as undefined."""
+    """None for an answer that the library reads as text only, or as undefined, and for numbers side by side, which it
+    adds. The letter i is the imaginary unit."""
+    if _APART.search(answer):
+        return None
     math_verify, sympy = _library("math_verify", "math-verify"), _library("sympy", "sympy")
     # The library's own time limits need the main thread and its signals; the limit here is the worker's.
     found = math_verify.parse(f"${answer}$", [math_verify.LatexExtractionConfig()], parsing_timeout=None)
     if not found or isinstance(found[0], str) or found[0].has(sympy.zoo, sympy.nan):
         return None
-    return found[0]
+    units = {symbol: sympy.I for symbol in found[0].free_symbols if symbol.name == "i"}
+    return found[0].xreplace(units) if units else found[0]
 
 
 def _value(expression: SympyValue) -> complex | None:
