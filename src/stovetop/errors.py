@@ -181,7 +181,7 @@ class WriteFailed(StovetopError, OSError):
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(
             f"cannot write {path}: {cause.strerror or cause}. What was written before is kept. Make room, or allow "
-            f"writing there, then run the same command again"
+            f"writing there, then try again; a run goes on from there with behavior_if_exists=resume"
         )
 
 

@@ -9,14 +9,14 @@ from peft import PeftModel
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from engine import tiny
-from stovetop.durable import write_folder
+from stovetop.durable import MANIFEST, write_folder
 from stovetop.engine import ops
 from stovetop.engine.adapter_files import read_adapter, write_adapter
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import adopt
 from stovetop.engine.optim import Moments
-from stovetop.engine.saved_states import CONFIG, TENSORS, describe
+from stovetop.engine.saved_states import CONFIG, OPTIMIZER, TENSORS, describe
 from stovetop.engine.target_names import PREFIX
 from stovetop.engine.training import Adapter
 from stovetop.errors import CheckpointError, TornCheckpoint
@@ -40,6 +40,14 @@ def adapter(engine: Engine) -> Adapter:
         tiny.run(engine, ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(9, seed))], CrossEntropy()))
         tiny.run(engine, ops.OptimStep(adapter, tiny.SGD))
     return adapter
+
+
+def test_equal_adapters_are_equal_files(adapter: Adapter, tmp_path: Path) -> None:
+    folders = [tmp_path / f"{number}" for number in range(8)]
+    for folder in folders:
+        write_adapter(folder, adapter.weights, adapter.moments, META, overwrite=False)
+    for name in (TENSORS, OPTIMIZER, MANIFEST):
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1
 
 
 def test_what_is_read_is_what_was_written_to_the_bit(adapter: Adapter, tmp_path: Path) -> None:

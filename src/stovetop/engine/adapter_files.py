@@ -44,15 +44,27 @@ def write_adapter(
 ) -> None:
     """`moments` None writes weights alone, for sampling."""
     files = {
-        TENSORS: save({_peft_name(name): _plain(t) for name, t in weights.tensors.items()}, MARK),
+        TENSORS: _saved({_peft_name(name): _plain(t) for name, t in weights.tensors.items()}),
         CONFIG: json.dumps(_peft_config(weights, meta["base_model"]), indent=1).encode(),
     }
     if moments is not None:
         tensors = {f"mean.{name}": _plain(t) for name, t in moments.mean.items()}
         tensors |= {f"square.{name}": _plain(t) for name, t in moments.square.items()}
-        files[OPTIMIZER] = save({**tensors, "step": torch.tensor(moments.step)}, MARK)
+        files[OPTIMIZER] = _saved({**tensors, "step": torch.tensor(moments.step)})
     whole = {**meta, "lora": asdict(weights.config), "with_optimizer": moments is not None}
     write_folder(path, files, whole, overwrite=overwrite, disk=disk)
+
+
+def _saved(tensors: dict[str, Tensor]) -> bytes:
+    """A tensor file of ours; equal tensors give equal bytes. The library writes the metadata in an order that changes
+    from call to call, so the header, which is a length in eight bytes and then JSON, is written again in a fixed one.
+    """
+    file = save(tensors, MARK)
+    length = int.from_bytes(file[:8], "little")
+    header = json.loads(file[8 : 8 + length])
+    ordered = {"__metadata__": MARK} | {name: entry for name, entry in header.items() if name != "__metadata__"}
+    text = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(file)[8 + length :]))
 
 
 def read_adapter(path: Path, *, with_optimizer: bool, device: torch.device) -> SavedAdapter:
