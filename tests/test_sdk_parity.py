@@ -14,7 +14,7 @@ import tinker
 
 import stovetop
 from stovetop import types
-from stovetop.backends import in_process, saved_runs
+from stovetop.backends import in_process, sampling_client, saved_runs, training_client
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture
 from stovetop.losses import LOSSES
@@ -40,8 +40,8 @@ OTHER_DEFAULTS = {
 
 CLIENTS = {
     "ServiceClient": in_process.InProcessServiceClient,
-    "TrainingClient": in_process.InProcessTrainingClient,
-    "SamplingClient": in_process.InProcessSamplingClient,
+    "TrainingClient": training_client.InProcessTrainingClient,
+    "SamplingClient": sampling_client.InProcessSamplingClient,
     "RestClient": saved_runs.SavedRuns,
 }
 INPUTS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.in_process import Call
+from stovetop.backends.opened_base import Call
 from stovetop.backends.recording import Raises
 from stovetop.checkpoints import load_checkpoints_file
 from stovetop.errors import CheckpointError, InvalidRequest, RequestFailedError

@@ -3,8 +3,9 @@
 local.py       the engine in this process               recording.py   a deterministic fake that learns
 remote.py      a server, through the official SDK (to come)
 
-in_process.py, engine_thread.py, saved_runs.py and older_names.py are the clients that local and
-recording share; bigram.py, byte_tokenizer.py and failing_disk.py belong to recording.
+in_process.py, training_client.py, sampling_client.py, opened_base.py, engine_thread.py, saved_runs.py and
+older_names.py are the service and the clients that local and recording share; bigram.py, byte_tokenizer.py and
+failing_disk.py belong to recording.
 """
 
 import inspect

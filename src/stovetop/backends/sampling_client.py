@@ -1,0 +1,173 @@
+"""The sampling client over an engine in this process: it checks its input, completes it (a seed, how many tokens), and
+enqueues an op on the engine's thread."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from stovetop.backends.older_names import with_older_names
+from stovetop.backends.opened_base import Call, OpenedBase, checked_state
+from stovetop.checks import checked, take, unchecked
+from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Tokenizer
+from stovetop.engine import ops
+from stovetop.errors import InvalidRequest
+from stovetop.futures import APIFuture, ClientFuture
+from stovetop.losses import ModelLimits, check_model_input, check_token_ids
+from stovetop.rules import Whole
+from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
+from stovetop.types import SampledSequence, SampleResponse, SamplingParams, TensorData
+
+
+@with_older_names("sample", "compute_logprobs", value=True)
+@with_older_names("get_base_model")
+class InProcessSamplingClient:
+    """See `client.SamplingClient`."""
+
+    def __init__(self, base: OpenedBase, weights: ops.Weights | None) -> None:
+        self._base = base
+        self._weights = weights
+
+    @checked
+    def sample(
+        self,
+        prompt: Prompt,
+        num_samples: NumSamples,
+        sampling_params: HowToSample,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: AtLeastNone = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: AtLeastNone | None = None,
+    ) -> APIFuture[SampleResponse]:
+        require_neutral(
+            "sample",
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+            prompt_alt_tokens_k=prompt_alt_tokens_k,
+        )
+        limits = self._base.thread.engine.limits
+        check_model_input(prompt, limits, what="prompt")
+        take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
+        self._check_stop(sampling_params)
+        params = _completed(sampling_params, prompt, limits)
+        self._base.observe(
+            Call(
+                "sampling",
+                "sample",
+                {"prompt": prompt, "num_samples": num_samples, "sampling_params": sampling_params},
+            )
+        )
+        op = ops.Sample(self._weights, prompt, num_samples, params, include_prompt_logprobs, topk_prompt_logprobs)
+        sequence_ids = [f"sample-{next(self._base.sample_number)}" for _ in range(num_samples)]
+        return self._base.thread.call(
+            "sample", op, lambda response: _as_asked(response, sequence_ids, prompt_logprobs_last_n)
+        )
+
+    @checked
+    def compute_logprobs(
+        self, prompt: Prompt, prompt_logprobs_last_n: AtLeastNone | None = None
+    ) -> APIFuture[list[float | None]]:
+        limits = self._base.thread.engine.limits
+        check_model_input(prompt, limits, what="prompt")
+        _checked_memory(f"the prompt has {prompt.length} tokens", prompt.length, limits)
+        self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
+        return self._base.thread.call(
+            "compute_logprobs",
+            ops.ComputeLogprobs(self._weights, prompt),
+            lambda logprobs: _last(logprobs, prompt_logprobs_last_n),
+        )
+
+    def _check_stop(self, params: SamplingParams) -> None:
+        """A stop string needs a tokenizer, a stop token its place in the vocabulary."""
+        stop = () if params.stop is None else params.stop
+        ids = [item for item in stop if isinstance(item, int)]
+        if len(ids) < len(stop):
+            try:
+                self.get_tokenizer()
+            except InvalidRequest as error:
+                raise InvalidRequest(f"SamplingParams.stop has strings, but {error}") from error
+        check_token_ids(np.array(ids, np.int64), self._base.thread.engine.limits, what="SamplingParams.stop")
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._base.thread.engine.get_tokenizer()
+
+    def get_base_model(self) -> str:
+        return self._base.name
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle("SamplingClient")
+
+    if not TYPE_CHECKING:  # where a checker should find only what there is
+
+        def __getattr__(self, name: str) -> object:
+            return missing_attribute("SamplingClient", name)
+
+
+def load_sampling_client(base: OpenedBase, path: str) -> ClientFuture[Any]:
+    """A client of the weights that are saved at `path`, whose making is queued."""
+    checked_state(path, base, with_optimizer=False)
+    loaded = base.thread.call(
+        "create_sampling_client",
+        ops.LoadWeights(Path(path)),
+        lambda weights: InProcessSamplingClient(base, weights),
+    )
+    return ClientFuture(loaded.future())
+
+
+def _last(values_T: list[Any], last_n: int | None) -> list[Any]:
+    """The values of so many positions at the end, None before; of all for None."""
+    first = 0 if last_n is None else max(0, len(values_T) - last_n)
+    return [None] * first + values_T[first:]
+
+
+def _as_asked(response: SampleResponse, sequence_ids: Sequence[str], last_n: int | None) -> SampleResponse:
+    prompt, topk = response.prompt_logprobs, response.topk_prompt_logprobs
+    return unchecked(
+        SampleResponse,
+        sequences=[
+            unchecked(
+                SampledSequence,
+                stop_reason=sequence.stop_reason,
+                tokens=sequence.tokens,
+                logprobs=sequence.logprobs,
+                sequence_id=name,
+            )
+            for sequence, name in zip(response.sequences, sequence_ids, strict=True)
+        ],
+        prompt_logprobs=None if prompt is None else _last(prompt, last_n),
+        topk_prompt_logprobs=None if topk is None else _last(topk, last_n),
+        prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
+    )
+
+
+def _completed(params: SamplingParams, prompt: Prompt, limits: ModelLimits) -> SamplingParams:
+    """Params with a seed and a max_tokens that fits the context and, where it was left out, the memory."""
+    room = limits.context_length - prompt.length
+    what = f"the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}"
+    fitting = _checked_memory(what, prompt.length + (params.max_tokens or 1), limits)
+    max_tokens = min(room, fitting - prompt.length) if params.max_tokens is None else params.max_tokens
+    if max_tokens > room or room == 0:
+        remedy = f"lower max_tokens to {room}" if room else "shorten the prompt"
+        raise InvalidRequest(
+            f"{what}; together they exceed the context of {limits.name}, {limits.context_length}; {remedy}"
+        )
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return replace(params, max_tokens=max_tokens, seed=seed)
+
+
+def _checked_memory(what: str, num_tokens: int, limits: ModelLimits) -> int:
+    """How long a sequence may become; one that could never fit into memory is refused."""
+    if limits.longest_sequence is None:
+        return limits.context_length
+    if limits.longest_sequence < num_tokens <= limits.context_length:
+        raise InvalidRequest(
+            f"{what}; {num_tokens} tokens in all do not fit into the memory for keys and values, which is enough for "
+            f"{limits.longest_sequence}; lower max_tokens, shorten the prompt, or open the service with a larger "
+            "max_kv_bytes"
+        )
+    return limits.longest_sequence

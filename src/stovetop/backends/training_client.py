@@ -1,0 +1,218 @@
+"""The training client over an engine in this process: each verb checks its input, enqueues an op on the engine's thread
+(`engine_thread.py`), and returns the future of its result. What an op does stands in `engine/ops.py`."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from stovetop.backends.older_names import with_older_names
+from stovetop.backends.opened_base import Call, OpenedBase, checked_state
+from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
+from stovetop.backends.saved_runs import LiveRun
+from stovetop.checks import checked
+from stovetop.client import CheckpointName, CustomLossFn, HowToStep, StatePath, Tokenizer, Ttl, UserMetadata
+from stovetop.engine import ops
+from stovetop.errors import CheckpointExists, InvalidRequest
+from stovetop.futures import APIFuture, ClientFuture
+from stovetop.losses import Data, LossConfig, check_data, check_shapes, parse_loss
+from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
+from stovetop.types import (
+    ForwardBackwardOutput,
+    GetInfoResponse,
+    LoadWeightsResponse,
+    LoraConfig,
+    ModelData,
+    OptimStepResponse,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+)
+
+
+@with_older_names(
+    "forward",
+    "forward_backward",
+    "forward_backward_custom",
+    "optim_step",
+    "save_state",
+    "load_state",
+    "load_state_with_optimizer",
+    "save_weights_for_sampler",
+    "get_info",
+)
+@with_older_names("save_weights_and_get_sampling_client", "create_sampling_client", value=True)
+class InProcessTrainingClient:
+    """See `client.TrainingClient`."""
+
+    def __init__(self, base: OpenedBase, adapter: ops.Adapter, config: LoraConfig, run: LiveRun) -> None:
+        self.model_id = run.model_id
+        self._base = base
+        self._adapter = adapter
+        self._config = config
+        self._run = run
+        self._number = itertools.count(1)
+
+    @checked
+    def forward(
+        self, data: Data, loss_fn: str, loss_fn_config: LossConfig | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        loss = parse_loss(loss_fn, loss_fn_config)
+        check_data(data, loss, self._base.thread.engine.limits)
+        arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
+        return self._call("forward", arguments, ops.Forward(self._adapter, list(data), loss))
+
+    @checked
+    def forward_backward(
+        self, data: Data, loss_fn: str, loss_fn_config: LossConfig | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        loss = parse_loss(loss_fn, loss_fn_config)
+        check_data(data, loss, self._base.thread.engine.limits)
+        arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
+        return self._call("forward_backward", arguments, ops.ForwardBackward(self._adapter, list(data), loss))
+
+    @checked
+    def forward_backward_custom(
+        self,
+        data: Data,
+        loss_fn: CustomLossFn,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        require_neutral("forward_backward_custom", loss_type_input=loss_type_input)
+        check_shapes(data, self._base.thread.engine.limits)
+        op = ops.ForwardBackwardCustom(self._adapter, list(data), loss_fn)
+        return self._call("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn}, op)
+
+    @checked
+    def optim_step(
+        self, optim_params: HowToStep | None = None, *, adam_params: HowToStep | None = None
+    ) -> APIFuture[OptimStepResponse]:
+        params = optim_params if adam_params is None else adam_params
+        if params is None or (optim_params is not None and adam_params is not None):
+            given = "neither is given" if params is None else "both are given"
+            raise InvalidRequest(f"pass optim_params, AdamParams(...), or adam_params, its older name: {given}")
+        op = ops.OptimStep(self._adapter, params)
+        return self._call("optim_step", {"optim_params": params}, op)
+
+    @checked
+    def save_state(
+        self,
+        name: CheckpointName,
+        ttl_seconds: Ttl | None = None,
+        overwrite: bool = False,
+        user_metadata: UserMetadata | None = None,
+    ) -> APIFuture[SaveWeightsResponse]:
+        path = self._path("weights", name, overwrite)
+        op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=True, overwrite=overwrite)
+        return self._call("save_state", {"name": name}, op, lambda _: SaveWeightsResponse(str(path)))
+
+    @checked
+    def save_weights_for_sampler(
+        self, name: CheckpointName, ttl_seconds: Ttl | None = None, user_metadata: UserMetadata | None = None
+    ) -> APIFuture[SaveWeightsForSamplerResponse]:
+        path = self._path("sampler_weights", name, overwrite=False)
+        op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=False, overwrite=False)
+        return self._call(
+            "save_weights_for_sampler", {"name": name}, op, lambda _: SaveWeightsForSamplerResponse(str(path))
+        )
+
+    @checked
+    def load_state(self, path: StatePath, weights_access_token: str | None = None) -> APIFuture[LoadWeightsResponse]:
+        require_neutral("load_state", weights_access_token=weights_access_token)
+        return self._load("load_state", path, with_optimizer=False)
+
+    @checked
+    def load_state_with_optimizer(
+        self, path: StatePath, weights_access_token: str | None = None
+    ) -> APIFuture[LoadWeightsResponse]:
+        require_neutral("load_state_with_optimizer", weights_access_token=weights_access_token)
+        return self._load("load_state_with_optimizer", path, with_optimizer=True)
+
+    @checked
+    def save_weights_and_get_sampling_client(
+        self,
+        name: CheckpointName | None = None,
+        retry_config: object | None = None,
+        record_stability_info: bool = False,
+        kind: Literal["snapshot"] = "snapshot",
+    ) -> ClientFuture[Any]:
+        """Frozen at the weights as of this call; nothing is written, so `name` is only recorded."""
+        require_neutral(
+            "save_weights_and_get_sampling_client",
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+            kind=kind,
+        )
+        frozen = self._call(
+            "save_weights_and_get_sampling_client",
+            {"name": name},
+            ops.Freeze(self._adapter),
+            lambda weights: InProcessSamplingClient(self._base, weights),
+        )
+        return ClientFuture(frozen.future())
+
+    @checked
+    def create_sampling_client(
+        self, model_path: StatePath, retry_config: object | None = None, record_stability_info: bool = False
+    ) -> ClientFuture[Any]:
+        require_neutral(
+            "create_sampling_client", retry_config=retry_config, record_stability_info=record_stability_info
+        )
+        self._base.observe(Call(self.model_id, "create_sampling_client", {"model_path": model_path}))
+        return load_sampling_client(self._base, model_path)
+
+    def get_info(self) -> GetInfoResponse:
+        data = ModelData(arch="lora", model_name=self._base.name, tokenizer_id=self._base.name)
+        return GetInfoResponse(
+            data, self.model_id, True, self._config.rank, self._base.name, user_metadata=self._run.labels.user_metadata
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._base.thread.engine.get_tokenizer()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle("TrainingClient")
+
+    if not TYPE_CHECKING:  # where a checker should find only what there is
+
+        def __getattr__(self, name: str) -> object:
+            return missing_attribute("TrainingClient", name)
+
+    def _call(
+        self, verb: str, arguments: dict[str, Any], op: ops.Op, finish: Callable[[Any], Any] = lambda result: result
+    ) -> APIFuture[Any]:
+        self._base.observe(Call(self.model_id, verb, arguments))
+        return self._base.thread.call(f"{verb} (call {next(self._number)} of {self.model_id})", op, finish)
+
+    def _path(self, kind: str, name: str, overwrite: bool) -> Path:
+        path = self._base.storage / "checkpoints" / self.model_id / kind / name
+        if path.exists() and not overwrite:
+            raise CheckpointExists(f"{kind} {name!r} exists; choose another name or pass overwrite=True: {path}")
+        return path
+
+    def _save_op(
+        self,
+        path: Path,
+        ttl_seconds: int | None,
+        user_metadata: UserMetadata | None,
+        *,
+        with_optimizer: bool,
+        overwrite: bool,
+    ) -> ops.SaveAdapter:
+        """Nothing here is ever deleted by itself: a `ttl_seconds` is kept in the manifest for whoever cleans up."""
+        meta = {
+            "base_model": self._base.name,
+            "fingerprint": self._base.thread.engine.fingerprint,
+            "user_metadata": {**self._run.labels.user_metadata, **(user_metadata or {})},
+            "ttl_seconds": ttl_seconds,
+            "run": self._run.described(),
+        }
+        return ops.SaveAdapter(self._adapter, path, meta, with_optimizer, overwrite)
+
+    def _load(self, verb: str, path: str, *, with_optimizer: bool) -> APIFuture[LoadWeightsResponse]:
+        saved, own = checked_state(path, self._base, with_optimizer=with_optimizer).lora, self._config
+        if replace(saved, seed=own.seed) != own:
+            raise InvalidRequest(f"this adapter is {own}, the saved one {saved}; make a client from that state")
+        op = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer)
+        return self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path))
