@@ -85,6 +85,7 @@ def test_numbers_whose_sum_overflows_are_finite(folder: Path) -> None:
         ({"num_key_value_heads": 4}, r"another shape .*k_proj\.weight is \(32, 64\), not \(64, 64\)"),
         ({"vocab_size": 600}, r"another shape .*embed_tokens"),
         ({"attention_bias": True}, r"lacks: model\.layers\.0\.self_attn\.k_proj\.bias"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings must be at least 8 .*: 1"),
         ({"model_type": "nothing"}, "cannot read config.json"),
         ({"hidden_size": "wide"}, r"cannot read config\.json"),
     ],

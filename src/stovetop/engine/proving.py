@@ -33,7 +33,7 @@ from stovetop.errors import InvalidRequest, listed
 if TYPE_CHECKING:  # the model is proven while it is made
     from stovetop.engine.model import BaseModel
 
-SHORTEST = 5
+SHORTEST, LEAST_CONTEXT = 5, 8  # tokens: of a sequence, of a model
 GAIN = 1.5  # of random projections: scores then spread so much that a wrong mask changes every logit
 SEEDS = (0, 1, 2)  # tried in turn: with some weights two experts are as good as tied, and rounding decides
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}  # of the spread of the logits
@@ -54,6 +54,11 @@ def refuse_other_mixers(name: str, config: Any) -> None:
         raise InvalidRequest(
             f"base model {name!r} has no max_position_embeddings in its config: its tokens have their places from a "
             "recurrent state or from biases of attention (ALiBi), which we do not have; choose another model"
+        )
+    if config.max_position_embeddings < LEAST_CONTEXT:
+        raise InvalidRequest(
+            f"base model {name!r} cannot be checked: max_position_embeddings must be at least {LEAST_CONTEXT} in its "
+            f"config: {config.max_position_embeddings}"
         )
 
 
