@@ -62,6 +62,12 @@ def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path):
         datasets.load_rows(parquet(tmp_path / "empty.parquet", []))
 
 
+@pytest.mark.parametrize("source", ["x" * 300 + ".jsonl", "~no-such-user/rows.jsonl"])
+def test_what_cannot_be_a_path_is_refused(source: str):
+    with pytest.raises(InvalidRequest, match=r"cannot be the path of a file|no such file"):
+        datasets.load_rows(source)
+
+
 def test_the_sample_of_chats_is_shipped_and_every_chat_ends_with_an_answer():
     chats = datasets.load_chats("sample:chats")
     assert len(chats) == 24

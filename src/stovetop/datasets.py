@@ -74,8 +74,12 @@ class _PlacedRow(NamedTuple):
 
 
 def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
-    path = Path(source).expanduser()
-    if source and path.is_dir():
+    try:
+        path = Path(source).expanduser()
+        is_folder = path.is_dir() and source != ""
+    except (OSError, RuntimeError) as error:  # too long a name, or the home of a user that there is not
+        raise InvalidRequest(f"this cannot be the path of a file ({error}): {source!r:.200}") from error
+    if is_folder:
         return _open_hub(str(path), part._replace(streaming=True))  # which copies nothing into a cache
     suffix = path.suffix.lower()
     if not source.startswith(_SAMPLE) and suffix not in (".jsonl", ".parquet") and not path.is_file():
