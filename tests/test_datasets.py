@@ -316,3 +316,9 @@ def test_the_order_within_a_mixture_depends_on_the_seed():
 def test_a_mixture_of_nothing_is_refused(sources: list[list[int]], weights: list[float]):
     with pytest.raises(InvalidRequest, match="rows and a weight"):
         datasets.interleave(sources, weights, 4)
+
+
+def test_messages_that_are_no_list_are_shown(tmp_path: Path):
+    (tmp_path / "chats.jsonl").write_text('{"messages": "hello"}\n')
+    with pytest.raises(InvalidRequest, match=r"line 1: a chat needs 'messages', a list .*; it is 'hello' \(str\)"):
+        datasets.load_chats(str(tmp_path / "chats.jsonl"))

@@ -17,6 +17,7 @@ import numpy as np
 from stovetop.errors import InvalidRequest, MissingExtra, UnknownName
 from stovetop.hub import asking
 from stovetop.renderers.messages import Message, message_from_json
+from stovetop.rules import shown
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -127,7 +128,7 @@ def _open_hub(name: str, part: _HubPart) -> Iterator[_PlacedRow]:
     try:
         hub = importlib.import_module("datasets")  # the library, not this file
     except ImportError as error:
-        raise MissingExtra("datasets", "data") from error
+        raise MissingExtra("datasets", "data", f"{name!r} is no file with rows; to read it as a data set") from error
     split = part.split or "train"
     options = {"name": part.subset, "revision": part.revision, "streaming": part.streaming or None}
     given = {option: value for option, value in options.items() if value is not None}
@@ -164,7 +165,7 @@ def _parse_rows(lines: Iterable[bytes], source: str) -> Iterator[_PlacedRow]:
         except ValueError as error:
             raise InvalidRequest(f"{place} is not JSON ({error}): {line[:80]!r}") from error
         if not isinstance(row, dict):
-            raise InvalidRequest(f"{place} must be a JSON object: {line[:80]!r}")
+            raise InvalidRequest(f"{place} must be a JSON object, one row a line: {line[:80]!r}")
         is_empty = False
         yield _PlacedRow(place, cast(Row, row))
     if is_empty:
@@ -175,7 +176,8 @@ def _chat(placed: _PlacedRow) -> list[Message]:
     place, row = placed.place, placed.row
     messages = without_nulls(row.get("messages")) if placed.has_filled_nulls else row.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise InvalidRequest(f"{place}: a chat needs 'messages', a list with at least one; the row has {sorted(row)}")
+        found = f"it is {shown(row['messages'])}" if "messages" in row else f"the row has {sorted(row)}"
+        raise InvalidRequest(f"{place}: a chat needs 'messages', a list with at least one; {found}")
     return [
         message_from_json(message, f"{place}, message {index}")
         for index, message in enumerate(cast(list[object], messages))

@@ -209,5 +209,8 @@ class WorkerDied(StovetopError):
 class MissingExtra(StovetopError, ImportError):
     """An optional integration is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; install it with: pip install 'stovetop[{extra}]'")
+    def __init__(self, package: str, extra: str, why: str = "") -> None:
+        needed = f"{why} {package} is needed, which is not installed" if why else f"{package} is not installed"
+        super().__init__(
+            f"{needed}; install it with: pip install 'stovetop[{extra}]' (in a clone: pip install -e '.[{extra}]')"
+        )

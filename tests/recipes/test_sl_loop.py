@@ -239,3 +239,26 @@ def test_a_run_is_not_resumed_with_another_learning_rate(config: sl_loop.Config)
 def test_the_loss_is_plotted(config: sl_loop.Config) -> None:
     train(config)
     assert (Path(config.log_path) / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_chat_that_is_left_out_is_named_by_its_row_in_the_file(
+    config: sl_loop.Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = Path(config.dataset).read_text().splitlines()
+    lines[6] = json.dumps({"messages": [{"role": "user", "content": "and?"}]})
+    Path(config.dataset).write_text("\n".join(lines))
+    train(config)
+    assert "1 of" in caplog.text
+    assert "(rows 6, counted from 0)" in caplog.text
+
+
+def test_a_chat_beyond_the_models_context_is_named_before_the_first_step(config: sl_loop.Config) -> None:
+    lines = Path(config.dataset).read_text().splitlines()
+    long = [{"role": "user", "content": "x" * 10_000}, {"role": "assistant", "content": "no"}]
+    lines[6] = json.dumps({"messages": long})
+    Path(config.dataset).write_text("\n".join(lines))
+    with pytest.raises(InvalidRequest, match=r"row 6: it has 10\d+ tokens, .* context is 8192; set max_length to 8192"):
+        train(config)
+    assert rows(config) == []
+    train(replace(config, max_length=8192))
+    assert len(rows(config)) > 0

@@ -163,7 +163,7 @@ def test_chats_that_make_no_datum_are_left_out_and_reported_by_their_number(capl
     assert list(by_chat.untrainable) == [1, 3]
     assert by_chat.untrainable[1].startswith("row 1: train_on_what=all_assistant_messages leaves no token")
     assert by_chat.untrainable[3].startswith("row 3: max_length=40 cuts off all")
-    assert "2 of 5 rows have nothing to train on (rows 1, 3) and are left out" in caplog.messages[0]
+    assert "2 of 5 rows have nothing to train on (rows 1, 3, counted from 0) and are left out" in caplog.messages[0]
     assert conversations_to_data(chats, RENDERER, 40) == [datum for [datum] in by_chat.data_of_chat]
 
 

@@ -34,6 +34,7 @@ from stovetop.recipes.settings import (
     check_at_most,
     check_renderer_name,
     check_weights,
+    context_length,
 )
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import TrainOnWhat
@@ -85,13 +86,14 @@ def check(config: Config) -> None:
     check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
 
 
-def load(config: Config) -> Split[list[Message]]:
-    """The chats to train on, in a first order of their own, and those held out."""
-    chats = split_rows(load_chats(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
+def load(config: Config) -> Split[tuple[int, list[Message]]]:
+    """The chats to train on, in a first order of their own, and those held out; each with its index in its source."""
+    rows = list(enumerate(load_chats(config.dataset)))
+    chats = split_rows(rows, 0 if config.test_dataset else config.test_size, config.seed)
     check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
     num_steps = -(-len(chats.train) // config.batch_size) * config.num_epochs
     check_at_most("warmup_steps", config.warmup_steps, num_steps, "steps")
-    return chats._replace(test=load_chats(config.test_dataset)) if config.test_dataset else chats
+    return chats._replace(test=list(enumerate(load_chats(config.test_dataset)))) if config.test_dataset else chats
 
 
 class InFlight(NamedTuple):
@@ -132,7 +134,15 @@ async def train(config: Config, service: ServiceClient) -> None:
         renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
         # A chat may make several datums, where its renderer shows earlier turns otherwise later; a batch counts chats.
         train_chats, test_chats = (
-            data_of_chats(part, renderer, config.max_length, config.train_on_what) for part in chats
+            data_of_chats(
+                [chat for _, chat in part],
+                renderer,
+                config.max_length,
+                config.train_on_what,
+                context_length=context_length(service, trainer),
+                indices=[index for index, _ in part],
+            )
+            for part in chats
         )
         test_D = list(chain.from_iterable(test_chats.data_of_chat))
         batches = Batches(train_chats.data_of_chat, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)

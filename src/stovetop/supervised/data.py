@@ -118,12 +118,15 @@ def data_of_chats(
     reduction: Reduction = "mean",
     *,
     on_untrainable: OnUntrainable = "skip",
+    context_length: int | None = None,
+    indices: Sequence[int] | None = None,
 ) -> ChatData:
     """All chats, in their order. Each is one datum, or as many as its renderer needs to show every trained message as
-    it would be sampled (`build_supervised_examples`). Errors name the chat. Chats with nothing to train on are left
-    out; the log names them, and says so if many others had to be cut."""
-    maker = _DatumMaker(renderer, max_length, train_on_what, reduction)
-    made = make_rows(conversations, maker, on_untrainable)
+    it would be sampled (`build_supervised_examples`). Errors name the chat by its index, or by what `indices` has for
+    it: where it was in its source. Chats with nothing to train on are left out; the log names them, and says so if many
+    others had to be cut. One that is longer than `context_length`, the model's own, is refused."""
+    maker = _DatumMaker(renderer, max_length, train_on_what, reduction, context_length)
+    made = make_rows(conversations, maker, on_untrainable, indices)
     maker.warn_of_cuts()
     return ChatData(list(made.made.values()), made.untrainable)
 
@@ -136,6 +139,7 @@ class _DatumMaker:
     max_length: int | None
     train_on_what: TrainOnWhat
     reduction: Reduction
+    context_length: int | None = None
     num_examples: int = 0
     num_cut: int = 0
 
@@ -151,7 +155,16 @@ class _DatumMaker:
             except NothingToTrain:  # a later answer lies beyond max_length: the earlier ones are trained
                 if number == len(examples) and not data:
                     raise
+        self._refuse_too_long(data)
         return data
+
+    def _refuse_too_long(self, data: list[Datum]) -> None:
+        longest = max((datum.model_input.length for datum in data), default=0)
+        if self.context_length is not None and longest > self.context_length:
+            raise InvalidRequest(
+                f"it has {longest} tokens, and the model's context is {self.context_length}; set max_length to "
+                f"{self.context_length} to cut off what is over, or leave the row out"
+            )
 
     def warn_of_cuts(self) -> bool:
         """Warns if many were cut, and says whether it did."""

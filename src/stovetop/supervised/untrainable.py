@@ -36,14 +36,17 @@ def check_on_untrainable(choice: OnUntrainable) -> None:
 
 
 def make_rows(
-    rows: Sequence[Row], make: Callable[[Row], Made], on_untrainable: OnUntrainable = "skip"
+    rows: Sequence[Row],
+    make: Callable[[Row], Made],
+    on_untrainable: OnUntrainable = "skip",
+    indices: Sequence[int] | None = None,
 ) -> MadeRows[Made]:
     """`make` of every row, less the rows for which it raises NothingToTrain; the log says which. Every error names the
-    index of its row."""
+    index of its row: among `rows`, or in their source, if `indices` says where they were before they were shuffled."""
     check_on_untrainable(on_untrainable)
     made: dict[int, Made] = {}
     untrainable: dict[int, str] = {}
-    for index, row in enumerate(rows):
+    for index, row in zip(range(len(rows)) if indices is None else indices, rows, strict=True):
         try:
             with naming_row(index):
                 made[index] = make(row)
@@ -59,7 +62,7 @@ def make_rows(
 def report_untrainable(untrainable: dict[int, str], num_rows: int) -> None:
     """Logs which rows of `num_rows` are left out, by index; more than half of them is an error."""
     named = ", ".join(map(str, list(untrainable)[:_MAX_NAMED])) + (", ..." if len(untrainable) > _MAX_NAMED else "")
-    what = f"{len(untrainable)} of {num_rows} rows have nothing to train on (rows {named})"
+    what = f"{len(untrainable)} of {num_rows} rows have nothing to train on (rows {named}, counted from 0)"
     first = next(iter(untrainable.values()))
     if 2 * len(untrainable) > num_rows:
         raise NothingToTrain(
