@@ -39,6 +39,7 @@ class EngineThread:
         self._waiting: dict[ops.Op, _Accepted] = {}
         self._closed = False
         self._dropped: ServiceClosed | None = None  # why what has not begun is not done
+        self._warns = True  # of calls that are dropped
         self._finishing = False  # the thread has seen the closing mark, behind which nothing comes
         self._lock = threading.Lock()  # protects _closed, so that nothing is put behind the closing mark
         self._work = Interruptible()
@@ -75,8 +76,10 @@ class EngineThread:
         self._thread.join()
         atexit.unregister(self._drop_at_exit)
 
-    def drop(self, reason: str) -> None:
-        """What was accepted and has not begun is not done: its futures fail with `reason`. Accepts no more."""
+    def drop(self, reason: str, *, warn: bool = True) -> None:
+        """What was accepted and has not begun is not done: its futures fail with `reason`. Accepts no more. The log
+        says how many calls these are, as a warning unless their owner knows: who sees an exception needs no other."""
+        self._warns = warn
         self._dropped = self._dropped or ServiceClosed(f"dropped because {reason}")
         self.finish()
 
@@ -118,7 +121,8 @@ class EngineThread:
         if self._dropped is not None:
             num_dropped = self._fail_all(self._dropped)
             if num_dropped:
-                log.warning("accepted calls that were not done: %d; %s", num_dropped, self._dropped)
+                level = logging.WARNING if self._warns else logging.INFO
+                log.log(level, "accepted calls that were not done: %d; %s", num_dropped, self._dropped)
 
     def _accept(self, engine: ops.Engine) -> bool:
         """Takes in what has come, waiting for something when the engine is idle. False once `close` was called."""

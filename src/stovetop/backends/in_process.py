@@ -191,7 +191,7 @@ class InProcessServiceClient(ServiceClient):
 
     def _drop(self, error: BaseException) -> None:
         for base in self._bases.values():
-            base.thread.drop(f"the service was closed after {error!r}")
+            base.thread.drop(f"the service was closed after {error!r}", warn=False)
         for base in self._bases.values():
             base.thread.stop()
 
