@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def run_python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
@@ -46,6 +48,7 @@ import stovetop.as_tinker  # twice is once
     ]
 
 
+@pytest.mark.slow
 def test_where_the_sdk_has_been_imported_nothing_is_replaced() -> None:
     __import__("tinker")  # skipped where it is missing
     done = run_python("-c", "import tinker, stovetop.as_tinker")

@@ -294,6 +294,7 @@ def test_conversion_keeps_the_tokenizer_and_its_template(converted: Path) -> Non
     assert chat == "<|im_start|>ab<|im_end|>"
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_smollm2_answers(smollm2: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -64,6 +64,7 @@ def test_sampler_and_trainer_agree(service: ServiceClient, temperature: float) -
     assert output.metrics["loss:sum"] == pytest.approx(-sum(len(s.tokens) for s in sequences), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_held_out_loss_halves_within_four_steps(service: ServiceClient, tmp_path: Path) -> None:
     for name, rows in {"train": sort_digits.chats(), "test": sort_digits.test_chats()[:16]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

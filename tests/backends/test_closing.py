@@ -143,6 +143,7 @@ def test_a_script_that_ends_amid_work_ends_soon_and_as_it_wants_to(end: str, cod
     assert ended.seconds < SOON_S
 
 
+@pytest.mark.slow
 def test_ctrl_c_within_a_long_call_ends_a_script_soon_and_without_an_abort(tmp_path: Path) -> None:
     """A call of 4,000 sequences takes ten seconds, and is the one that runs."""
     folder = tiny.save_model(tmp_path / "tiny")

@@ -11,7 +11,7 @@ from stovetop.backends import recording
 from stovetop.backends.opened_base import Call
 from stovetop.backends.recording import Raises
 from stovetop.checkpoints import load_checkpoints_file
-from stovetop.errors import RequestFailedError
+from stovetop.errors import InvalidRequest, RequestFailedError
 from stovetop.recipes import rl_loop
 from stovetop.runs import load
 
@@ -120,3 +120,24 @@ def test_the_loss_defaults_to_importance_sampling_with_the_usual_adam(config: rl
 def test_the_reward_is_plotted(config: rl_loop.Config) -> None:
     train(config)
     assert (Path(config.log_path) / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("wrong", [{"question": "q"}, {"question": "q", "answer": ""}, {"answer": "e", "messages": []}])
+def test_a_row_that_is_no_problem_is_named_by_its_place_in_the_file(
+    config: rl_loop.Config, wrong: dict[str, object]
+) -> None:
+    lines = Path(config.dataset).read_text().splitlines()
+    lines[7] = json.dumps(wrong)
+    Path(config.dataset).write_text("\n".join(lines))
+    for refuse in (rl_loop.check, train):
+        with pytest.raises(InvalidRequest, match=r"^row 7"):
+            refuse(config)
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_before_the_first_step(config: rl_loop.Config) -> None:
+    lines = Path(config.dataset).read_text().splitlines()
+    lines[7] = json.dumps({"question": "long " * 2000, "answer": "e"})
+    Path(config.dataset).write_text("\n".join(lines))
+    with pytest.raises(InvalidRequest, match=r"has 100\d\d tokens, .* leaves 8189 beside max_tokens; .*'long long"):
+        train(config)
+    assert rows(config) == []

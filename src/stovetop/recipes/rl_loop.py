@@ -16,7 +16,6 @@ from typing import Annotated
 
 import stovetop
 from stovetop import AdamParams
-from stovetop.backends.byte_tokenizer import ByteTokenizer
 from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
@@ -35,13 +34,14 @@ from stovetop.recipes.settings import (
     check_at_most,
     check_renderer_name,
     check_weights,
+    context_length,
 )
 from stovetop.renderers import get_renderer
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, remove_constant_reward_groups, without_mask
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
-from stovetop.rl.problem_env import ProblemDataset, answer_builders
+from stovetop.rl.problem_env import ProblemDataset, answer_builders, check_problem_rows
 from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
@@ -90,18 +90,23 @@ class Config:
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     check_opening(config.log_path, config, config.behavior_if_exists)
-    rows = load(config)
-    answer_builders([*rows.train, *rows.test], get_renderer("role_colon", ByteTokenizer()), config.group_size)
+    load(config)
     check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
 
 
 def load(config: Config) -> Split[Row]:
     """The problems to train on, in a first order of their own, and those held out."""
-    rows = split_rows(load_rows(config.dataset), 0 if config.test_dataset else config.test_size, config.seed)
+    problems = load_rows(config.dataset)
+    check_problem_rows(problems)  # while they have the order of their source
+    rows = split_rows(problems, 0 if config.test_dataset else config.test_size, config.seed)
     check_at_most("groups_per_batch", config.groups_per_batch, len(rows.train), "problems to train on")
     num_steps = -(-len(rows.train) // config.groups_per_batch) * config.num_epochs
     check_at_most("warmup_steps", config.warmup_steps, min(num_steps, config.max_steps or num_steps), "steps")
-    return rows._replace(test=load_rows(config.test_dataset)) if config.test_dataset else rows
+    if not config.test_dataset:
+        return rows
+    test = load_rows(config.test_dataset)
+    check_problem_rows(test)
+    return rows._replace(test=test)
 
 
 async def main(config: Config) -> None:
@@ -128,13 +133,15 @@ async def train(config: Config, service: ServiceClient) -> None:
         # Problems become builders of environment groups: a prompt, a reference answer, `group_size` tries.
         tokenizer = trainer.get_tokenizer()
         renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
-        builders = answer_builders(rows.train, renderer, config.group_size)
+        context = context_length(service, trainer)
+        room = None if context is None else context - config.max_tokens
+        builders = answer_builders(rows.train, renderer, config.group_size, max_prompt_tokens=room)
         problems = ProblemDataset(builders, config.groups_per_batch, seed=config.seed, num_epochs=config.num_epochs)
         num_steps = min(len(problems), config.max_steps or len(problems))
         if start.is_complete(num_steps):
             return
         run.start_at(start.batch)
-        test_builders = answer_builders(rows.test, renderer, group_size=1)
+        test_builders = answer_builders(rows.test, renderer, group_size=1, max_prompt_tokens=room)
         evaluate = RLTestSetEvaluator(test_builders, config.max_tokens, config.temperature, seed=config.seed)
         loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}
 

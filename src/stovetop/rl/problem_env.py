@@ -69,9 +69,12 @@ class ProblemEnv:
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The prefix and the question as a generation prompt, and the renderer's stop sequences."""
+        return self.prompt(), self.renderer.get_stop_sequences()
+
+    def prompt(self) -> ModelInput:
+        """The prefix and the question, up to where the answer begins."""
         question = Message(role="user", content=self.problem.get_question())
-        prompt = self.renderer.build_generation_prompt([*self.convo_prefix, question])
-        return prompt, self.renderer.get_stop_sequences()
+        return self.renderer.build_generation_prompt([*self.convo_prefix, question])
 
     async def step(self, action: Action) -> StepResult:
         """Grades the answer; the episode is over. Metrics are `format` and `correct`, each 0 or 1. A check that raises,
@@ -176,21 +179,42 @@ class ExactAnswer:
 
 
 def answer_builders(
-    rows: Sequence[Mapping[str, object]], renderer: Renderer, group_size: int, *, dataset_name: str = "problems"
+    rows: Sequence[Mapping[str, object]],
+    renderer: Renderer,
+    group_size: int,
+    *,
+    dataset_name: str = "problems",
+    max_prompt_tokens: int | None = None,
 ) -> list[ProblemGroupBuilder]:
     """A group builder for each row. A row has `answer`, a text, and either `question`, a text, or `messages`, a chat
-    that ends with the question. The reward is 1 for exactly the answer, if the policy ended its turn itself, else 0.
+    that ends with the question. The reward is 1 for exactly the answer, if the policy ended its turn itself, else 0. A
+    prompt of more than `max_prompt_tokens`, what the model's context leaves beside an answer, is refused.
 
         answer_builders([{"question": "What is 2 + 2?", "answer": "4"}], renderer, group_size=8)
     """
-    return [
-        ProblemGroupBuilder(
-            partial(ProblemEnv, problem, renderer, convo_prefix, format_coef=0.0, truncated="wrong"),
-            group_size,
-            dataset_name,
-        )
-        for problem, convo_prefix in (_problem_of_row(row, f"row {index}") for index, row in enumerate(rows))
+    problems = [_problem_of_row(row, f"row {index}") for index, row in enumerate(rows)]
+    thunks = [
+        partial(ProblemEnv, problem, renderer, convo_prefix, format_coef=0.0, truncated="wrong")
+        for problem, convo_prefix in problems
     ]
+    if max_prompt_tokens is not None:
+        for thunk in thunks:
+            _refuse_long_prompt(thunk(), max_prompt_tokens)
+    return [ProblemGroupBuilder(thunk, group_size, dataset_name) for thunk in thunks]
+
+
+def _refuse_long_prompt(env: ProblemEnv, max_prompt_tokens: int) -> None:
+    if (num_tokens := env.prompt().length) > max_prompt_tokens:
+        raise InvalidRequest(
+            f"the prompt of a problem has {num_tokens} tokens, and the model's context leaves {max_prompt_tokens} "
+            f"beside max_tokens; leave its row out, or lower max_tokens: {env.problem.get_question()[:60]!r}"
+        )
+
+
+def check_problem_rows(rows: Sequence[Mapping[str, object]]) -> None:
+    """Refuses the first row that `answer_builders` would refuse, by its index: call it before rows are shuffled."""
+    for index, row in enumerate(rows):
+        _problem_of_row(row, f"row {index}")
 
 
 def _problem_of_row(row: Mapping[str, object], where: str) -> tuple[ExactAnswer, Sequence[Message]]:
