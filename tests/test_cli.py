@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -427,6 +428,7 @@ def test_an_unknown_renderer_is_refused_before_a_model_is_loaded(capsys: pytest.
 
 def test_help_imports_nothing_heavy() -> None:
     program = """
+import subprocess
 import sys
 from stovetop.cli import main
 for words in ([], ["run"], ["list", "--json"]):
@@ -442,3 +444,22 @@ def test_no_comment_on_a_field_is_lost_in_the_help_of_a_recipe(capsys: pytest.Ca
         comments = inspect.getsource(load_recipe(name).Config).count("  # ")
         assert sum(field.meaning != "" for field in config_fields(load_recipe(name).Config)) == comments, name
         assert code_of("run", name, "--help") == code_of("describe", name) == 0
+
+
+@pytest.mark.parametrize("words", [["describe", "sl_loop"], ["list"], ["--help"]])
+def test_a_reader_that_has_enough_ends_a_command_without_a_word(words: list[str]) -> None:
+    program = ["-m", "stovetop", *words]
+    with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        try:
+            assert process.stderr.read() == b""
+            assert process.wait(timeout=30) == 1
+        finally:
+            process.kill()
+
+
+def test_no_value_that_one_may_have_to_type_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", "sl_loop"]) == 0
+    assert "…" not in capsys.readouterr().out

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from stovetop.checkpoints import get_last_checkpoint
 from stovetop.cli_configs import Field, as_flags, config_fields, with_values_of_enums
-from stovetop.cli_interrupts import how_to_go_on, interrupted_by_sigterm, run_interruptibly
+from stovetop.cli_interrupts import how_to_go_on, interrupted_by_sigterm, output_is_closed, run_interruptibly
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.fetch import fetch_model
 from stovetop.model_store import FETCHABLE, find_model
@@ -91,6 +91,11 @@ def main(words: Sequence[str] | None = None) -> int:
         failed = 1
         with interrupted_by_sigterm(terminations):
             action()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not output_is_closed():  # some other pipe broke
+            raise
+        return 1
     except StovetopError as error:
         if debug:
             traceback.print_exc()
@@ -427,7 +432,7 @@ def _print_table(rows: Sequence[Mapping[str, str]], above: str = "", below: str 
     from rich.table import Column, Table
 
     first, *others = rows[0]
-    table = Table(Column(first, no_wrap=True), *others, box=box.SIMPLE_HEAD)
+    table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*map(escape, row.values()))
     print(above, end="")

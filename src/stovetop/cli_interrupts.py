@@ -1,10 +1,12 @@
-"""How a command of the command line is interrupted: Ctrl-C and SIGTERM take the same path and take effect soon, and
-what is said then, that is how to go on.
+"""How a command of the command line ends early: Ctrl-C and SIGTERM take the same path and take effect soon; what is
+said then, that is how to go on; and what is done when a program that reads the output, such as `head`, has ended.
 """
 
 import _thread
 import asyncio
 import contextlib
+import os
+import select
 import shlex
 import signal
 import sys
@@ -72,6 +74,16 @@ def _interrupt_main() -> None:
         _thread.interrupt_main()
     else:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def output_is_closed() -> bool:
+    """Whether standard output is a pipe that is read no more. If so, what is still printed goes nowhere."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def how_to_go_on(words: Sequence[str]) -> str:
