@@ -1,14 +1,10 @@
 """`import tinker` gives this package, in a process of its own."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def run_python(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
+from processes import run_python
 
 
 def test_programs_for_the_sdk_find_what_they_import() -> None:

@@ -14,9 +14,11 @@ import torch
 
 from engine import tiny
 from missing import COOKBOOK
+from processes import run_python
 
 PROGRAM = Path(__file__).parent / "cookbook_runs.py"
 NUM_STEPS = 12
+LIMIT_S = 300.0  # of one run to its end, and of the import of every module
 LOCAL, RECORDING = "", "recording"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -93,11 +95,11 @@ def test_a_published_loop_is_killed_and_goes_on(
     # Checkpoints of the local backend are in the home directory, those of the recording one in the temporary one.
     for name, value in {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
-    command = [sys.executable, str(PROGRAM), run, str(tmp_path), str(tmp_path / "model"), base_url, str(NUM_STEPS)]
+    command = [str(PROGRAM), run, str(tmp_path), str(tmp_path / "model"), base_url, str(NUM_STEPS)]
     kill_after_two_checkpoints(command, tmp_path)
     saved = checkpoints(tmp_path)
     assert not any(row.get("batch") == NUM_STEPS or row["name"] == "final" for row in saved)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_python(*command, limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     resumed = checkpoints(tmp_path)[len(saved) :]
     assert [position(row) for row in resumed[:1]] >= [position(saved[-1])], "it did not go on from its checkpoint"
@@ -110,7 +112,7 @@ def test_a_published_loop_is_killed_and_goes_on(
 
 def kill_after_two_checkpoints(command: list[str], folder: Path) -> None:
     with (folder / "killed.txt").open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=subprocess.STDOUT)
         started_s = time.monotonic()
         try:
             while len(checkpoints(folder)) < 2 and process.poll() is None and time.monotonic() < started_s + 240:
@@ -157,5 +159,5 @@ def test_every_module_that_imports_with_the_sdk_imports_with_this_package(
 
 
 def imported(program: str) -> set[str]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    done = run_python("-c", program, limit_s=LIMIT_S, check=True)
     return {line.split()[1] for line in done.stdout.splitlines() if line.startswith("imported ")}

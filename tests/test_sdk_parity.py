@@ -15,6 +15,7 @@ import tinker
 import stovetop
 from stovetop import types
 from stovetop.backends import in_process, sampling_client, saved_runs, training_client
+from stovetop.checks import checked
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture
 from stovetop.losses import LOSSES
@@ -181,6 +182,12 @@ def test_no_table_names_what_the_sdk_does_not_have() -> None:
         assert name in parameters(getattr(sdk_type(owner), method[0]) if method else sdk_type(owner)), path
 
 
+@checked
+def verb(**values: object) -> None:
+    """A verb of a client, as each of them asks."""
+    require_neutral(**values)
+
+
 def test_a_parameter_without_effect_takes_the_sdks_default_and_no_other_value() -> None:
     methods = [getattr(cls, name) for cls in CLIENTS.values() for name in vars(cls) if not name.startswith("_")]
     taken = [parameters(each) for each in [*methods, stovetop.ServiceClient] if callable(each)]
@@ -188,9 +195,9 @@ def test_a_parameter_without_effect_takes_the_sdks_default_and_no_other_value() 
         defaults = [each[name] for each in taken if name in each]
         assert defaults, name
         for value in {*defaults, *parameter.neutral} if name != "default_headers_overrides" else [None, {}]:
-            require_neutral("verb", **{name: value})
+            verb(**{name: value})
         with pytest.raises(InvalidRequest, match=f"verb: {name} must be .*; .*: 'other'"):
-            require_neutral("verb", **{name: "other"})
+            verb(**{name: "other"})
 
 
 @pytest.mark.parametrize("path", METHODS)

@@ -3,6 +3,7 @@
 StovetopError
 ├── InvalidRequest        what you passed is wrong; raised at the call, nothing was done (also a ValueError)
 │   ├── UnknownName       a name that is in no table; the message suggests the nearest (also a LookupError)
+│   ├── RunNotFound       no training client of this name is at work or has saved anything
 │   ├── ServiceClosed     a call of a client whose service was closed, or of a closed pool of worker processes
 │   └── NothingToTrain    an example none of whose tokens would be trained; data sets leave such rows out
 ├── RequestFailedError    a call that was accepted and then failed; says which call it was
@@ -19,7 +20,8 @@ StovetopError
 └── APIError              what the Tinker SDK calls a service's refusals, see below
 
 Programs written for the SDK catch its names: `TinkerError` is StovetopError, an InvalidRequest is a `BadRequestError`,
-a missing checkpoint a `NotFoundError`, one that exists a `ConflictError`. The others only a remote service raises.
+a missing checkpoint or run a `NotFoundError`, a checkpoint that exists a `ConflictError`. The others only a remote
+service raises.
 """
 
 import difflib
@@ -140,6 +142,10 @@ class UnknownName(InvalidRequest, LookupError):
         suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
         choices = f"known: {', '.join(known)}" if known else "none is known"
         super().__init__(f"unknown {kind} {name!r}; {suggestion}{choices}{'. ' + hint if hint else ''}")
+
+
+class RunNotFound(InvalidRequest, NotFoundError):
+    """No training client of this name is at work or has saved anything."""
 
 
 class ServiceClosed(InvalidRequest):

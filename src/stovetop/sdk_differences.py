@@ -135,13 +135,14 @@ NAMES = {  # of the modules tinker and tinker.types
 }
 
 
-def require_neutral(verb: str, **values: object) -> None:
-    """Refuses each value, by its parameter's name, that would have an effect at Tinker and can have none here."""
+def require_neutral(**values: object) -> None:
+    """Refuses each value, by its parameter's name, that would have an effect at Tinker and can have none here. For
+    functions that are `checked`, which puts their name before it."""
     for name, value in values.items():
         parameter = PARAMETERS[name]
         if not any(type(value) is type(neutral) and value == neutral for neutral in parameter.neutral):
             accepted = " or ".join(map(repr, parameter.neutral))
-            raise InvalidRequest(f"{verb}: {name} must be {accepted}; {parameter.reason}: {value!r}")
+            raise InvalidRequest(f"{name} must be {accepted}; {parameter.reason}: {value!r}")
 
 
 def refuse_to_pickle(owner: str) -> NoReturn:

@@ -32,7 +32,7 @@ def open_service(
     options: Mapping[str, Any],
 ) -> ServiceClient:
     """See `client.ServiceClient`, whose parameters these are; `options` are those of the provider."""
-    require_neutral("ServiceClient", default_headers_overrides=default_headers_overrides)
+    require_neutral(default_headers_overrides=default_headers_overrides)
     provider = _provider(base_url)
     known = inspect.signature(provider).parameters
     for name in options:
@@ -44,23 +44,21 @@ def open_service(
     )
 
 
-def check_base_url(base_url: object) -> None:
+def check_base_url(base_url: str | None) -> None:
     """Refuses what no provider is found by. Nothing is opened or imported."""
     match base_url:
         case None | "local" | "recording":
             pass
-        case str() if base_url == "tinker" or base_url.startswith(("http://", "https://")):
+        case _ if base_url == "tinker" or base_url.startswith(("http://", "https://")):
             raise InvalidRequest(
                 "this version has no client for remote services; pass base_url='local' to train in this process, or "
                 f"use the official SDK (import tinker) for: {base_url!r}"
             )
-        case str():
-            raise UnknownName("base_url", base_url, ["local", "recording"], hint="None is 'local'")
         case _:
-            raise InvalidRequest(f"base_url must be a string; pass user_metadata=... by name: {base_url!r}")
+            raise UnknownName("base_url", base_url, ["local", "recording"], hint="None is 'local'")
 
 
-def _provider(base_url: object) -> Callable[..., ServiceClient]:
+def _provider(base_url: str | None) -> Callable[..., ServiceClient]:
     check_base_url(base_url)
     if base_url == "recording":
         from stovetop.backends import recording

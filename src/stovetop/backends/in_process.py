@@ -5,7 +5,6 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeGuard
@@ -21,7 +20,7 @@ from stovetop.client import MAX_NAME, BaseModel, CloseStatus, ServiceClient, Sta
 from stovetop.engine import ops
 from stovetop.engine.saved_states import base_model_of
 from stovetop.errors import InvalidRequest
-from stovetop.futures import APIFuture, ClientFuture, pending, resolved
+from stovetop.futures import APIFuture, ClientFuture, resolved
 from stovetop.model_store import canonical_name
 from stovetop.sdk_differences import refuse_to_pickle, require_neutral
 from stovetop.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, Rank, Seed, SupportedModel
@@ -92,7 +91,7 @@ class InProcessServiceClient(ServiceClient):
         user_metadata: UserMetadata | None = None,
         optimizer: AdamOptimizerConfig | None = None,
     ) -> ClientFuture[Any]:
-        require_neutral("create_lora_training_client", optimizer=optimizer)
+        require_neutral(optimizer=optimizer)
         seed = secrets.randbits(63) if seed is None else seed
         config = LoraConfig(rank, seed, train_unembed, train_mlp, train_attn)
         arguments = {"base_model": base_model, "config": config, "user_metadata": user_metadata}
@@ -110,9 +109,8 @@ class InProcessServiceClient(ServiceClient):
         weights_access_token: str | None = None,
         optimizer: AdamOptimizerConfig | None = None,
     ) -> ClientFuture[Any]:
-        verb = "create_training_client_from_state"
-        require_neutral(verb, weights_access_token=weights_access_token, optimizer=optimizer)
-        return self._from_state(verb, path, base_model, user_metadata, False)
+        require_neutral(weights_access_token=weights_access_token, optimizer=optimizer)
+        return self._from_state("create_training_client_from_state", path, base_model, user_metadata, False)
 
     @checked
     def create_training_client_from_state_with_optimizer(
@@ -122,8 +120,8 @@ class InProcessServiceClient(ServiceClient):
         user_metadata: UserMetadata | None = None,
         weights_access_token: str | None = None,
     ) -> ClientFuture[Any]:
+        require_neutral(weights_access_token=weights_access_token)
         verb = "create_training_client_from_state_with_optimizer"
-        require_neutral(verb, weights_access_token=weights_access_token)
         return self._from_state(verb, path, base_model, user_metadata, True)
 
     @checked
@@ -134,16 +132,15 @@ class InProcessServiceClient(ServiceClient):
         retry_config: object | None = None,
         record_stability_info: bool = False,
     ) -> ClientFuture[Any]:
-        verb = "create_sampling_client"
-        require_neutral(verb, retry_config=retry_config, record_stability_info=record_stability_info)
+        require_neutral(retry_config=retry_config, record_stability_info=record_stability_info)
         if model_path is None and base_model is None:
             raise InvalidRequest("needs a model_path or a base_model, or both: neither is given")
-        self._observe(Call("service", verb, {"model_path": model_path, "base_model": base_model}))
+        self._observe(Call("service", "create_sampling_client", {"model_path": model_path, "base_model": base_model}))
         if model_path is not None:
             base = self._base(base_model or base_model_of(Path(model_path)))
             return load_sampling_client(base, model_path)
-        base = self._base(str(base_model))
-        return _made(base, lambda: InProcessSamplingClient(base, None))
+        client = InProcessSamplingClient(self._base(str(base_model)), None)
+        return ClientFuture(resolved(client).future())
 
     def __reduce__(self) -> NoReturn:
         refuse_to_pickle("ServiceClient")
@@ -241,9 +238,3 @@ class InProcessServiceClient(ServiceClient):
 def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:
     """Whether a `with` block was left because something went wrong. sys.exit() and sys.exit(0) say that nothing did."""
     return error is not None and not (isinstance(error, SystemExit) and not error.code)
-
-
-def _made(base: OpenedBase, make: Callable[[], Any]) -> ClientFuture[Any]:
-    future: Future[Any] = pending()
-    future.set_result(make())
-    return ClientFuture(future)

@@ -45,7 +45,6 @@ class InProcessSamplingClient:
         prompt_logprobs_last_n: AtLeastNone | None = None,
     ) -> APIFuture[SampleResponse]:
         require_neutral(
-            "sample",
             topk_sample_logprobs=topk_sample_logprobs,
             target_prompt_logprobs=target_prompt_logprobs,
             prompt_alt_tokens_k=prompt_alt_tokens_k,

@@ -2,24 +2,25 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from stovetop.backends.older_names import with_older_names
 from stovetop.checks import checked
 from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath, UserMetadata, is_path
 from stovetop.durable import MANIFEST, read_manifest
 from stovetop.engine.saved_states import describe
-from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, NotFoundError, TornCheckpoint
+from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, RunNotFound, TornCheckpoint
 from stovetop.futures import APIFuture, resolved
 from stovetop.rest_types import KIND_OF_FOLDER
 from stovetop.sdk_differences import require_neutral
 from stovetop.types import (
     Checkpoint,
     CheckpointsListResponse,
+    CheckpointType,
     Cursor,
     GetServerCapabilitiesResponse,
     LoraConfig,
@@ -32,10 +33,6 @@ log = logging.getLogger(__name__)
 
 OWNER = "local"  # there are no accounts
 _FOREIGN = "this adapter was not saved by a training client of this package, so no run is known"
-
-
-class RunNotFound(InvalidRequest, NotFoundError):
-    """No training client of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,13 @@ class LiveRun:
         }
 
 
+class _Saved(NamedTuple):
+    """One checkpoint and its manifest."""
+
+    checkpoint: Checkpoint
+    manifest: Mapping[str, Any]
+
+
 @with_older_names(
     "get_training_run",
     "get_training_run_by_tinker_path",
@@ -102,21 +106,17 @@ class SavedRuns(RestClient):
 
     @checked
     def get_training_run(self, training_run_id: str, access_scope: AccessScope = "owned") -> APIFuture[TrainingRun]:
-        require_neutral("get_training_run", access_scope=access_scope)
-        folder = self._storage / training_run_id
-        is_name = is_path(training_run_id) and training_run_id != ".." and folder.parent == self._storage
-        if training_run_id in self._live or (is_name and _checkpoints(folder)):
-            return resolved(self._run(folder))
-        raise RunNotFound(f"no run of this name has saved anything under {self._storage}: {training_run_id!r}")
+        require_neutral(access_scope=access_scope)
+        return resolved(self._run(training_run_id, self._saved_by(training_run_id)))
 
     @checked
     def get_training_run_by_tinker_path(
         self, tinker_path: StatePath, access_scope: AccessScope = "owned"
     ) -> APIFuture[TrainingRun]:
-        require_neutral("get_training_run_by_tinker_path", access_scope=access_scope)
+        require_neutral(access_scope=access_scope)
         path = Path(tinker_path)
-        manifest = _manifest(path)
-        return resolved(self._run(path.parent.parent, manifest))
+        manifest, run_folder = _manifest(path), path.parent.parent
+        return resolved(self._run(run_folder.name, _saved_in(run_folder), manifest))
 
     @checked
     def get_weights_info_by_tinker_path(self, tinker_path: StatePath) -> APIFuture[WeightsInfoResponse]:
@@ -141,25 +141,28 @@ class SavedRuns(RestClient):
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> APIFuture[TrainingRunsResponse]:
-        require_neutral("list_training_runs", access_scope=access_scope)
-        saved = {folder.name: folder for folder in self._storage.glob("*") if _checkpoints(folder)}
-        saved |= {model_id: self._storage / model_id for model_id in self._live}
-        folders = [folder for folder in saved.values() if project_id in (None, self._project(folder))]
-        runs = sorted(map(self._run, folders), key=lambda run: run.last_request_time, reverse=True)
-        return resolved(TrainingRunsResponse(runs[offset:][:limit], _cursor(limit, offset, len(runs))))
+        require_neutral(access_scope=access_scope)
+        saved = {folder.name: found for folder in self._storage.glob("*") if (found := _saved_in(folder))}
+        saved |= {model_id: saved.get(model_id, []) for model_id in self._live}
+        runs = [
+            self._run(model_id, found)
+            for model_id, found in saved.items()
+            if project_id is None or project_id == self._project(model_id, found)
+        ]
+        runs.sort(key=lambda run: run.last_request_time, reverse=True)
+        return resolved(TrainingRunsResponse(runs[offset:][:limit], Cursor(offset, limit, len(runs))))
 
     @checked
     def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
-        self.get_training_run(training_run_id)
-        return resolved(CheckpointsListResponse(_checkpoints(self._storage / training_run_id)))
+        return resolved(CheckpointsListResponse([checkpoint for checkpoint, _ in self._saved_by(training_run_id)]))
 
     @checked
     def list_user_checkpoints(
         self, limit: AtLeastNone = 100, offset: AtLeastNone = 0
     ) -> APIFuture[CheckpointsListResponse]:
-        found = [checkpoint for folder in self._storage.glob("*") for checkpoint in _checkpoints(folder)]
+        found = [checkpoint for folder in self._storage.glob("*") for checkpoint, _ in _saved_in(folder)]
         found.sort(key=lambda checkpoint: checkpoint.time, reverse=True)
-        return resolved(CheckpointsListResponse(found[offset:][:limit], _cursor(limit, offset, len(found))))
+        return resolved(CheckpointsListResponse(found[offset:][:limit], Cursor(offset, limit, len(found))))
 
     @checked
     def delete_checkpoint(self, training_run_id: FolderName, checkpoint_id: FolderName) -> APIFuture[None]:
@@ -185,36 +188,46 @@ class SavedRuns(RestClient):
         shutil.rmtree(path)
         return resolved(None)
 
-    def _project(self, folder: Path) -> str | None:
-        live = self._live.get(folder.name)
-        return _described(_latest_manifest(folder)).get("project_id") if live is None else live.labels.project_id
+    def _saved_by(self, model_id: str) -> list[_Saved]:
+        """What a run has saved, the latest first. A live one may have saved nothing yet; any other must have."""
+        folder = self._storage / model_id
+        is_name = is_path(model_id) and model_id != ".." and folder.parent == self._storage
+        saved = _saved_in(folder) if is_name else []
+        if not saved and model_id not in self._live:
+            raise RunNotFound(f"no run of this name has saved anything under {self._storage}: {model_id!r}")
+        return saved
 
-    def _run(self, folder: Path, manifest: Mapping[str, Any] | None = None) -> TrainingRun:
-        """The run that saves in `folder`; `manifest` is that of one of its checkpoints."""
-        live, saved = self._live.get(folder.name), _checkpoints(folder)
-        times = [checkpoint.time for checkpoint in saved] + ([] if live is None else [live.created])
-        last = {kind: next((each for each in saved if each.checkpoint_type == kind), None) for kind in KINDS}
+    def _project(self, model_id: str, saved: Sequence[_Saved]) -> str | None:
+        live = self._live.get(model_id)
+        return _described(saved[0].manifest).get("project_id") if live is None else live.labels.project_id
+
+    def _run(self, model_id: str, saved: Sequence[_Saved], manifest: Mapping[str, Any] | None = None) -> TrainingRun:
+        """The run that has saved all this. Of a run of an earlier process the manifest tells the rest: that of the
+        latest checkpoint, if none is given."""
+        live, checkpoints = self._live.get(model_id), [checkpoint for checkpoint, _ in saved]
+        times = [checkpoint.time for checkpoint in checkpoints] + ([] if live is None else [live.created])
         if live is not None:
             base_model, rank, metadata = live.base_model, live.lora.rank, live.labels.user_metadata
         else:
-            manifest = _latest_manifest(folder) if manifest is None else manifest
+            manifest = saved[0].manifest if manifest is None else manifest
             described = _described(manifest)
             base_model, rank = manifest["base_model"], manifest["lora"]["rank"]
             metadata = described.get("user_metadata", manifest.get("user_metadata"))
         return TrainingRun(
-            training_run_id=folder.name,
+            training_run_id=model_id,
             base_model=base_model,
             model_owner=OWNER,
             is_lora=True,
             last_request_time=max(times),
             lora_rank=rank,
-            last_checkpoint=last["training"],
-            last_sampler_checkpoint=last["sampler"],
+            last_checkpoint=_first_of("training", checkpoints),
+            last_sampler_checkpoint=_first_of("sampler", checkpoints),
             user_metadata=metadata,
         )
 
 
-KINDS = tuple(KIND_OF_FOLDER.values())
+def _first_of(kind: CheckpointType, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    return next((checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_type == kind), None)
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -228,20 +241,18 @@ def _described(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return manifest.get("run", {})
 
 
-def _latest_manifest(run_folder: Path) -> dict[str, Any]:
-    return read_manifest(Path(_checkpoints(run_folder)[0].tinker_path))
-
-
-def _checkpoints(run_folder: Path) -> list[Checkpoint]:
-    """Of one run, the latest first. What is being written begins with a dot; what is torn is reported and left out."""
-    found: list[Checkpoint] = []
+def _saved_in(run_folder: Path) -> list[_Saved]:
+    """What one run has saved, the latest first. What is being written begins with a dot; what is torn is reported and
+    left out."""
+    found: list[_Saved] = []
     for kind in KIND_OF_FOLDER:
         for folder in (run_folder / kind).glob("[!.]*"):
             try:
-                found.append(_checkpoint(folder, read_manifest(folder)))
+                manifest = read_manifest(folder)
+                found.append(_Saved(_checkpoint(folder, manifest), manifest))
             except TornCheckpoint as error:
                 log.warning("%s", error)
-    return sorted(found, key=lambda checkpoint: checkpoint.time, reverse=True)
+    return sorted(found, key=lambda saved: saved.checkpoint.time, reverse=True)
 
 
 def _checkpoint(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
@@ -256,7 +267,3 @@ def _checkpoint(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
         user_metadata=manifest.get("user_metadata"),
         expires_at=None if ttl_seconds is None else time + timedelta(seconds=ttl_seconds),
     )
-
-
-def _cursor(limit: int, offset: int, total: int) -> Cursor:
-    return Cursor(offset, limit, total)

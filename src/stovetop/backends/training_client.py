@@ -57,19 +57,13 @@ class InProcessTrainingClient:
     def forward(
         self, data: Data, loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        loss = parse_loss(loss_fn, loss_fn_config)
-        check_data(data, loss, self._base.thread.engine.limits)
-        arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
-        return self._call("forward", arguments, ops.Forward(self._adapter, list(data), loss))
+        return self._measure("forward", ops.Forward, data, loss_fn, loss_fn_config)
 
     @checked
     def forward_backward(
         self, data: Data, loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        loss = parse_loss(loss_fn, loss_fn_config)
-        check_data(data, loss, self._base.thread.engine.limits)
-        arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(loss_fn_config or {})}
-        return self._call("forward_backward", arguments, ops.ForwardBackward(self._adapter, list(data), loss))
+        return self._measure("forward_backward", ops.ForwardBackward, data, loss_fn, loss_fn_config)
 
     @checked
     def forward_backward_custom(
@@ -79,7 +73,7 @@ class InProcessTrainingClient:
         *,
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        require_neutral("forward_backward_custom", loss_type_input=loss_type_input)
+        require_neutral(loss_type_input=loss_type_input)
         check_shapes(data, self._base.thread.engine.limits)
         op = ops.ForwardBackwardCustom(self._adapter, list(data), loss_fn)
         return self._call("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn}, op)
@@ -119,14 +113,14 @@ class InProcessTrainingClient:
 
     @checked
     def load_state(self, path: StatePath, weights_access_token: str | None = None) -> APIFuture[LoadWeightsResponse]:
-        require_neutral("load_state", weights_access_token=weights_access_token)
+        require_neutral(weights_access_token=weights_access_token)
         return self._load("load_state", path, with_optimizer=False)
 
     @checked
     def load_state_with_optimizer(
         self, path: StatePath, weights_access_token: str | None = None
     ) -> APIFuture[LoadWeightsResponse]:
-        require_neutral("load_state_with_optimizer", weights_access_token=weights_access_token)
+        require_neutral(weights_access_token=weights_access_token)
         return self._load("load_state_with_optimizer", path, with_optimizer=True)
 
     @checked
@@ -138,12 +132,7 @@ class InProcessTrainingClient:
         kind: Literal["snapshot"] = "snapshot",
     ) -> ClientFuture[Any]:
         """Frozen at the weights as of this call; nothing is written, so `name` is only recorded."""
-        require_neutral(
-            "save_weights_and_get_sampling_client",
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-            kind=kind,
-        )
+        require_neutral(retry_config=retry_config, record_stability_info=record_stability_info, kind=kind)
         frozen = self._call(
             "save_weights_and_get_sampling_client",
             {"name": name},
@@ -156,9 +145,7 @@ class InProcessTrainingClient:
     def create_sampling_client(
         self, model_path: StatePath, retry_config: object | None = None, record_stability_info: bool = False
     ) -> ClientFuture[Any]:
-        require_neutral(
-            "create_sampling_client", retry_config=retry_config, record_stability_info=record_stability_info
-        )
+        require_neutral(retry_config=retry_config, record_stability_info=record_stability_info)
         self._base.observe(Call(self.model_id, "create_sampling_client", {"model_path": model_path}))
         return load_sampling_client(self._base, model_path)
 
@@ -184,6 +171,20 @@ class InProcessTrainingClient:
     ) -> APIFuture[Any]:
         self._base.observe(Call(self.model_id, verb, arguments))
         return self._base.thread.call(f"{verb} (call {next(self._number)} of {self.model_id})", op, finish)
+
+    def _measure(
+        self,
+        verb: str,
+        make_op: type[ops.Forward] | type[ops.ForwardBackward],
+        data: Data,
+        loss_fn: str,
+        config: LossConfig | None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """The loss of these data, with or without a gradient."""
+        loss = parse_loss(loss_fn, config)
+        check_data(data, loss, self._base.thread.engine.limits)
+        arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(config or {})}
+        return self._call(verb, arguments, make_op(self._adapter, list(data), loss))
 
     def _path(self, kind: str, name: str, overwrite: bool) -> Path:
         path = self._base.storage / "checkpoints" / self.model_id / kind / name
