@@ -39,6 +39,18 @@ def test_a_run_is_known_from_its_creation_on_and_after_its_process(tmp_path: Pat
     assert later.get_training_run(client.model_id).result().training_run_id == client.model_id
 
 
+@pytest.mark.parametrize("save", ["save_state", "save_weights_for_sampler"])
+def test_a_copy_that_lies_elsewhere_names_the_run_that_saved_it(tmp_path: Path, save: str) -> None:
+    client = open_run(tmp_path / "ours", renderer_name="r")
+    copied = shutil.copytree(getattr(client, save)("s").result().path, tmp_path / "moved" / "best")
+    run = tinker.RestClient(base_url="recording").get_training_run_by_tinker_path(str(copied)).result()
+    assert (run.training_run_id, run.base_model) == (client.model_id, "any/model")
+    assert run.user_metadata == {"who": "me", "renderer_name": "r"}
+    last = run.last_checkpoint if save == "save_state" else run.last_sampler_checkpoint
+    assert last is not None
+    assert last.tinker_path == str(copied)
+
+
 def test_the_methods_of_older_sdks_are_coroutines(tmp_path: Path) -> None:
     client = open_run(tmp_path)
     state = client.save_state("s").result().path

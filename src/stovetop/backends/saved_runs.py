@@ -116,7 +116,12 @@ class SavedRuns(RestClient):
         require_neutral(access_scope=access_scope)
         path = Path(tinker_path)
         manifest, run_folder = _manifest(path), path.parent.parent
-        return resolved(self._run(run_folder.name, _saved_in(run_folder), manifest))
+        saved, model_id = _saved_in(run_folder), run_folder.name
+        if not saved:  # a copy, which does not lie where runs save
+            kind = "weights" if manifest["with_optimizer"] else "sampler_weights"
+            saved = [_Saved(_checkpoint(path, manifest, kind), manifest)]
+            model_id = _described(manifest).get("model_id", path.name)
+        return resolved(self._run(model_id, saved, manifest))
 
     @checked
     def get_weights_info_by_tinker_path(self, tinker_path: StatePath) -> APIFuture[WeightsInfoResponse]:
@@ -249,18 +254,18 @@ def _saved_in(run_folder: Path) -> list[_Saved]:
         for folder in (run_folder / kind).glob("[!.]*"):
             try:
                 manifest = read_manifest(folder)
-                found.append(_Saved(_checkpoint(folder, manifest), manifest))
+                found.append(_Saved(_checkpoint(folder, manifest, kind), manifest))
             except TornCheckpoint as error:
                 log.warning("%s", error)
     return sorted(found, key=lambda saved: saved.checkpoint.time, reverse=True)
 
 
-def _checkpoint(folder: Path, manifest: Mapping[str, Any]) -> Checkpoint:
+def _checkpoint(folder: Path, manifest: Mapping[str, Any], kind: str) -> Checkpoint:
     time = datetime.fromtimestamp((folder / MANIFEST).stat().st_mtime, UTC)
     ttl_seconds = manifest.get("ttl_seconds")
     return Checkpoint(
-        checkpoint_id=f"{folder.parent.name}/{folder.name}",
-        checkpoint_type=KIND_OF_FOLDER[folder.parent.name],
+        checkpoint_id=f"{kind}/{folder.name}",
+        checkpoint_type=KIND_OF_FOLDER[kind],
         time=time,
         tinker_path=str(folder),
         size_bytes=sum(file["bytes"] for file in manifest["files"].values()),
