@@ -16,7 +16,7 @@ from engine import tiny
 from stovetop.backends.in_process import InProcessServiceClient, RunLabels
 from stovetop.engine import ops, sampler
 from stovetop.engine.engine import Engine
-from stovetop.engine.kv_budget import KVBudget, layer_bytes
+from stovetop.engine.kv_budget import KVBudget
 from stovetop.engine.kv_cache import KVCache
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel, adopt
@@ -98,8 +98,8 @@ def same(ours: list[list[SampledSequence]], theirs: list[list[SampledSequence]])
 
 
 def test_what_a_position_takes_is_found_in_the_model() -> None:
-    assert layer_bytes(tiny.base_model()) == [2 * 2 * 16 * 4] * 2  # keys and values, 2 heads of 16 float32 numbers
-    budget = KVBudget(10 * (512 + 256) * 64, layer_bytes(tiny.base_model()))
+    assert tiny.base_model().kv_bytes == (2 * 2 * 16 * 4,) * 2  # keys and values, 2 heads of 16 float32 numbers
+    budget = KVBudget(10 * (512 + 256) * 64, tiny.base_model().kv_bytes)
     assert (budget.num_positions, budget.longest_sequence) == (640, 576)
 
 

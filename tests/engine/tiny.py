@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.kv_budget import KVBudget, layer_bytes
+from stovetop.engine.kv_budget import KVBudget
 from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.model import BaseModel, adopt
 from stovetop.engine.training import Adapter
@@ -68,7 +68,7 @@ def engine(**settings: Any) -> Engine:
 
 def kv_bytes(num_positions: int, model: BaseModel | None = None) -> int:
     """The `max_kv_bytes` with which all caches together may have so many positions."""
-    budget = KVBudget(1, layer_bytes(model or base_model()))
+    budget = KVBudget(1, (model or base_model()).kv_bytes)
     return num_positions * (budget.position_bytes + max(budget.layer_bytes))
 
 

@@ -1,19 +1,12 @@
 # pyright: basic
-"""How much memory keys and values may take, and how much a position of them takes in a model: found by running a token
-through it, so whatever its layers are like."""
+"""How much memory keys and values may take, and how many positions of a model that is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from stovetop.engine.attention import PackedAttention
 from stovetop.engine.kv_cache import BLOCK
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model import BaseModel
-from stovetop.engine.packing import pack
-from stovetop.engine.sight import How
 from stovetop.errors import InvalidRequest
 
 SHARE_OF_KV = 0.3  # of the memory that is available when the model is loaded
@@ -52,7 +45,7 @@ class KVBudget:
     def of(model: BaseModel, limit_bytes: int | None) -> "KVBudget":
         """None: a share of what is available now."""
         share = int(SHARE_OF_KV * available_bytes(model.device)) if limit_bytes is None else limit_bytes
-        budget = KVBudget(share, layer_bytes(model))
+        budget = KVBudget(share, model.kv_bytes)
         if budget.longest_sequence < BLOCK:
             least = 2 * BLOCK * (budget.position_bytes + max(budget.layer_bytes))
             raise InvalidRequest(
@@ -60,24 +53,3 @@ class KVBudget:
                 f"{model.limits.name}: {share}"
             )
         return budget
-
-
-@torch.inference_mode()
-def layer_bytes(model: BaseModel) -> list[int]:
-    """What keys and values of one position take in each layer."""
-    packed = pack([[0]])
-    plan = _Measuring(PackedAttention(packed, model.arithmetic, model.device), {})
-    model.hidden_states(packed, plan, [])
-    return [plan.found[layer] for layer in sorted(plan.found)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Measuring:
-    """A plan that notes how large the key and the value of a row are."""
-
-    plan: PackedAttention
-    found: dict[int, int]  # by layer
-
-    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        self.found[layer] = key_GND[:, :1].nbytes + value_GND[:, :1].nbytes
-        return self.plan.attend(layer, query_HND, key_GND, value_GND, how)

@@ -1,9 +1,8 @@
 # pyright: basic
 """The base model: loaded once, frozen, shared by trainer and sampler. Packed rows in, final hidden states out.
 
-Any decoder-only causal LM of transformers whose attention ours can honour. Whether it can is found out when the model
-is loaded: every layer must call our attention once, and our logits must be those of the library's own eager path. A
-model that fails is refused by name: a silently wrong model is the worst outcome of all.
+Any decoder-only causal LM of transformers whose attention ours can honour; whether it can is proven when the model is
+loaded (`proving.py`).
 
 Shapes: `N` packed tokens, `E` hidden size, `V` vocabulary.
 """
@@ -65,6 +64,7 @@ class BaseModel:
     current_plan: CurrentPlan
     arithmetic: Arithmetic
     attends_plainly: bool = False  # in every layer: without windows, soft caps and sinks
+    kv_bytes: tuple[int, ...] = ()  # of the keys and values of one position, by layer
 
     def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: Parts) -> Tensor:
         """(N, E) after the last norm: what the head reads."""
@@ -137,7 +137,12 @@ def adopt(
     if obstacle is None:
         exactness.prepare(model, context_length(config))
     base = _taken_over(model, name, fingerprint, tokenizer, Fast() if obstacle else RowExact())
-    base = replace(base, attends_plainly=all(how.is_plain for how in check_full_model(base, probe, expected)))
+    calls = check_full_model(base, probe, expected)
+    base = replace(
+        base,
+        attends_plainly=all(call.how.is_plain for call in calls),
+        kv_bytes=tuple(call.kv_bytes for call in calls),
+    )
     obstacle = obstacle or exactness.obstacle_found(base)
     if obstacle and deterministic:
         raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")

@@ -14,7 +14,8 @@ Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
 import copy
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,20 +102,27 @@ def prove(name: str, model: PreTrainedModel, wrap: Wrap, *, row_exact: bool) -> 
         raise InvalidRequest(
             f"base model {name!r} cannot be checked, so it is refused: no small copy of its config works ({error})"
         ) from error
-    seeds = SEEDS if expert_counts(config.get_text_config()) else SEEDS[:1]
-    failure = None
-    for exact in (True, False) if row_exact else (False,):
-        failures = []
-        for seed in seeds:
-            failure = _failure(type(model), config, wrap, seed, exact)
-            if failure is None:
-                return None if exact == row_exact else "the row-exact arithmetic has no form of its attention"
-            failures.append(failure)
-        failure = failures[0]
-    raise InvalidRequest(f"base model {name!r}: {failure}; so this model is refused")
+    if row_exact and _failure(type(model), config, wrap, row_exact=True) is None:
+        return None
+    failure = _failure(type(model), config, wrap, row_exact=False)
+    if failure is not None:
+        raise InvalidRequest(f"base model {name!r}: {failure}; so this model is refused")
+    return "the row-exact arithmetic has no form of its attention" if row_exact else None
 
 
-def _failure(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, seed: int, row_exact: bool) -> str | None:
+def _failure(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, *, row_exact: bool) -> str | None:
+    """What goes wrong with the weights of the first seed; None if nothing does with those of some seed."""
+    failures = []
+    for seed in SEEDS if expert_counts(config.get_text_config()) else SEEDS[:1]:
+        failures.append(_failure_with(seed, model_class, config, wrap, row_exact))
+        if failures[-1] is None:
+            return None
+    return failures[0]
+
+
+def _failure_with(
+    seed: int, model_class: type[PreTrainedModel], config: Any, wrap: Wrap, row_exact: bool
+) -> str | None:
     """What goes wrong with weights of this seed."""
     small = _random_model(model_class, config, seed)
     text = config.get_text_config()
@@ -129,17 +137,18 @@ def _failure(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, seed: 
         if row_exact:
             exactness.prepare(small, context_length(text))
         base = wrap(small, RowExact() if row_exact else Fast())
-        seen = _Counting(PackedAttention(pack(sequences), base.arithmetic, base.device))
-        base.hidden_states(pack(sequences), seen, [])
-        obstacle = _not_once(seen.layers, base.num_layers)
+        watched = _watched(base, sequences)
+        obstacle = _not_once(watched.calls, base.num_layers)
         if obstacle is not None:
             return obstacle
-        found = {"packed": packed_logprobs(base, sequences, [])}
-        found["packed with a shared prefix"] = packed_logprobs(base, sequences, [], share=True)
-        found["decoded from a cache"] = decoded_logprobs(base, base.num_layers, sequences, [], False)
+        found = {
+            "packed": packed_logprobs(base, sequences, []),
+            "packed with a shared prefix": [logits_TV.log_softmax(-1) for logits_TV in watched.logits],
+            "decoded from a cache": decoded_logprobs(base, base.num_layers, sequences, [], False),
+        }
     except (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError) as error:
         return f"it does not run with packed attention ({type(error).__name__}: {error})"
-    return _difference(found, expected, seen.hows, text)
+    return _difference(found, expected, [call.how for call in watched.calls], text)
 
 
 def _difference(found: dict[str, list[Tensor]], expected: list[Tensor], hows: list[How], config: Any) -> str | None:
@@ -214,22 +223,43 @@ def probe_tokens(vocab_size: int, context_length: int) -> list[list[int]]:
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
-class _Counting:
-    """A plan that notes which layers attend through it, and how."""
+class Call(NamedTuple):
+    """A call of attention in a pass."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
-        self.plan = plan
-        self.layers: list[int] = []
-        self.hows: list[How] = []
+    layer: int
+    how: How
+    kv_bytes: int  # of the key and the value of one token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watching:
+    """A plan that notes the calls of attention through it."""
+
+    plan: AttentionPlan
+    calls: list[Call] = field(default_factory=list)
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        self.layers.append(layer)
-        self.hows.append(how)
+        self.calls.append(Call(layer, how, key_GND[:, :1].nbytes + value_GND[:, :1].nbytes))
         return self.plan.attend(layer, query_HND, key_GND, value_GND, how)
 
 
-def _not_once(layers: list[int], num_layers: int) -> str | None:
+class _Watched(NamedTuple):
+    """What a pass over packed sequences gave: logits of each sequence, and the calls of attention."""
+
+    logits: list[Tensor]
+    calls: list[Call]
+
+
+def _watched(base: "BaseModel", sequences: list[list[int]]) -> _Watched:
+    packed = pack(sequences)
+    plan = _Watching(PackedAttention(packed, base.arithmetic, base.device))
+    hidden_NE, head = base.hidden_states(packed, plan, []), base.head([])
+    return _Watched([head.logits(hidden_NE[packed.rows_of(index)]) for index in range(len(sequences))], plan.calls)
+
+
+def _not_once(calls: list[Call], num_layers: int) -> str | None:
     """Why these calls of attention are not one for each layer."""
+    layers = [call.layer for call in calls]
     if len(set(layers)) < len(layers):
         return f"attention runs {len(layers)} times in its {num_layers} layers; we can honour one run a layer"
     if sorted(layers) != list(range(num_layers)):
@@ -241,28 +271,26 @@ def _not_once(layers: list[int], num_layers: int) -> str | None:
 
 
 @torch.no_grad()
-def check_full_model(base: "BaseModel", probe: list[list[int]], expected: list[Tensor]) -> list[How]:
-    """How its layers attend; raises if the model does not compute what the library computes."""
-    packed = pack(probe)
-    plan = _Counting(PackedAttention(packed, base.arithmetic, base.device))
+def check_full_model(base: "BaseModel", probe: list[list[int]], expected: list[Tensor]) -> list[Call]:
+    """Its calls of attention, one a layer, in the order of the layers; raises if the model does not compute what the
+    library computes."""
     name = base.limits.name
     try:
-        hidden_NE = base.hidden_states(packed, plan, [])
+        watched = _watched(base, probe)
     except (TypeError, RuntimeError, KeyError, AttributeError) as error:
         raise InvalidRequest(f"base model {name!r} does not run with packed attention: {error}") from error
-    obstacle = _not_once(plan.layers, base.num_layers)
+    obstacle = _not_once(watched.calls, base.num_layers)
     if obstacle is not None:
         raise InvalidRequest(f"base model {name!r}: {obstacle}; so this model is refused")
     rough = has_experts(base.layers, base.config)
-    for index, logits_TV in enumerate(expected):
-        ours_TV = base.head([]).logits(hidden_NE[packed.rows_of(index)])
+    for ours_TV, logits_TV in zip(watched.logits, expected, strict=True):
         error, allowed = _error(ours_TV, logits_TV, rough), _tolerance(logits_TV)
         if not error <= allowed:
             raise InvalidRequest(
                 f"base model {name!r}: our logits differ from the library's by {error:.3g} (allowed {allowed:.3g}); it "
                 "has something our attention or head does not honour, so this model is refused"
             )
-    return plan.hows
+    return sorted(watched.calls, key=lambda call: call.layer)
 
 
 def _error(ours_TV: Tensor, theirs_TV: Tensor, has_experts: bool) -> float:
