@@ -126,9 +126,9 @@ def test_samples_without_max_tokens_on_a_long_context_run_together_within_their_
 def test_when_room_runs_out_in_the_middle_some_leave_and_come_back_with_the_same_results(
     prompt_length: int, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent_back = []
-    original = sampler.Sampler._send_back  # pyright: ignore[reportPrivateUsage]  that it happens is the test's point
-    monkeypatch.setattr(sampler.Sampler, "_send_back", lambda self, one: (sent_back.append(one), original(self, one)))
+    preempted = []
+    original = sampler.Sampler._preempt  # pyright: ignore[reportPrivateUsage]  that it happens is the test's point
+    monkeypatch.setattr(sampler.Sampler, "_preempt", lambda self, one: (preempted.append(one), original(self, one)))
     limit = tiny.kv_bytes(4 * prompt_length + 4 * 128)
     asked = [op(tiny.tokens(prompt_length, seed), 3, 130, seed=seed) for seed in range(2)]
     expected = alone(tiny.base_model(), asked)
@@ -136,7 +136,7 @@ def test_when_room_runs_out_in_the_middle_some_leave_and_come_back_with_the_same
     together = answers(tiny.engine(max_kv_bytes=limit), asked, limit)
     assert same(together, expected)
     assert measured.most <= limit
-    assert sent_back
+    assert preempted
 
 
 @settings(max_examples=3, deadline=None)

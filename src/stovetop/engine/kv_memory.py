@@ -1,10 +1,10 @@
 # pyright: basic
-"""Who has how much of the memory for keys and values, and who gives some up first.
+"""The memory for keys and values: how much is allocated, and what is freed first when more is needed.
 
 It is counted in positions: slots times positions of the cache of the running samples and of that of their shared
 prefixes, and positions of prompts that are begun, that are computed and wait to be continued, and that are kept in case
-they come again. All together never take more than the limit. Kept prompts, and room that was needed once, are given up
-when others need it; who else has to go is the sampler's choice.
+they come again. All together never take more than the limit. Kept prompts, and room that is no longer used, are freed
+here; what is freed next, the sampler chooses.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class KVMemory:
         self._sources = sources
 
     @property
-    def num_held(self) -> int:
+    def held_positions(self) -> int:
         """Positions of prompts that wait to be continued."""
         return _num_tokens(self._held)
 
@@ -56,9 +56,9 @@ class KVMemory:
         return [*(start.prompt.cache for start in self._ready), *(prompt.cache for prompt in self._sources)]
 
     @property
-    def num_of_prompts(self) -> int:
+    def prompt_positions(self) -> int:
         """The same, with those that are begun."""
-        return self.num_held + self._prompts.begun_tokens
+        return self.held_positions + self._prompts.begun_positions
 
     @property
     def allocated(self) -> int:
@@ -68,21 +68,21 @@ class KVMemory:
     def _besides(self) -> int:
         """What all but the running samples have."""
         caches = [*self._held, *self._prompts.kept_caches()]
-        return _num_tokens(caches) + self._prompts.begun_tokens + self._prefixes.num_allocated
+        return _num_tokens(caches) + self._prompts.begun_positions + self._prefixes.num_allocated
 
     def make(self, num_positions: int, in_use: Size) -> None:
-        """Gives up what is idle until there is memory for so many positions more. Of the cache of the running samples
-        only `in_use` is needed."""
+        """Frees what is idle until there is memory for so many positions more. Of the cache of the running samples only
+        `in_use` is needed."""
         while self.allocated + num_positions > self.limit:
-            if not (self._give_up_idle() or self._running.shrink(*in_use)):
+            if not (self._free_idle() or self._running.shrink(*in_use)):
                 return
 
     def reserve(self, size: Size) -> bool:
-        """Room for the running samples; False if what is not idle would have to go for it."""
+        """Room for the running samples; False if something that is not idle would have to be freed for it."""
         if size.num_slots <= self._running.num_slots and size.num_positions <= self._running.num_positions:
             return True
         while size.num_tokens + self._besides > self.limit:
-            if not self._give_up_idle():
+            if not self._free_idle():
                 return False
         self.bound()
         self._running.reserve(*size)
@@ -92,7 +92,7 @@ class KVMemory:
         """The cache of the running samples may from now on grow as far as the others leave it room."""
         self._running.max_tokens = self.limit - self._besides
 
-    def _give_up_idle(self) -> bool:
+    def _free_idle(self) -> bool:
         return self._prompts.drop_kept() or self._prefixes.shrink()
 
 

@@ -5,16 +5,17 @@ common is not computed again.
 A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of one prompt, and goes round: a long
 prompt neither stalls the sequences that are being drawn nor the short prompts behind it. A prompt whose first half is
 just being computed for another waits for that. Keys and values of finished prompts are kept, the last used longest,
-up to `KEPT_TOKENS` positions, and the last one in any case, as long as nobody else needs their memory; they are found
+up to `KEPT_TOKENS` positions, and the last one in any case, as long as their memory is not needed; they are found
 again by the weights they were computed with, so new weights never meet old keys. A prompt that is the same as one of
 them is not computed at all, and shares its cache. A prompt whose own logprobs are asked for is computed whole.
 
-A prompt is begun when there is memory for its keys and values; how much there is, the sampler says (`Room`). One that
-had to give its memory to others comes back, and is computed again.
+A prompt is begun when there is memory for its keys and values; how much there is, the sampler says (`Room`). One whose
+memory was taken for others is computed again later.
 
 Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
 """
 
+import math
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
 from stovetop.engine.packing import MIN_SHARED_TOKENS, common_length
 from stovetop.engine.routing import Rows, Stack, prompt_rows, rows_by_owner
+from stovetop.errors import InvalidRequest
 
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 PIECE_TOKENS = 512
@@ -73,14 +75,25 @@ class Prompt:
     def num_top(self) -> int:
         return self.op.topk_prompt_logprobs if isinstance(self.op, Sample) else 0
 
+    def check_finite(self) -> None:
+        """Of the logprobs that are asked for."""
+        top = [logprob for row in self.top_logprobs[1:] for _, logprob in row or ()]
+        if not all(logprob is None or math.isfinite(logprob) for logprob in (*self.logprobs, *top)):
+            raise not_finite(self.weights)
+
     def forget_cache(self) -> None:
-        """Its samples are on their way, and have taken what they need."""
+        """All its samples have begun, and have copied what they need."""
         self.cache = KVCache(0)
 
     @property
     def num_positions(self) -> int:
         """That its cache takes."""
         return rounded_up(len(self.tokens))
+
+
+def not_finite(weights: AdapterWeights | None) -> InvalidRequest:
+    whose = "the base model" if weights is None else "this adapter, which has diverged; go back to an earlier state"
+    return InvalidRequest(f"the logits are not finite numbers with {whose}")
 
 
 @dataclass(slots=True)
@@ -91,7 +104,7 @@ class Room:
     num_begun: int  # that prompts take which are being computed
     num_ahead: int  # that prompts of samples take which cannot be continued yet: computed, or being computed
     most_ahead: int
-    make: Callable[[int], None]  # gives up what is kept, until there is memory for so many
+    make: Callable[[int], None]  # frees kept prompts until there is memory for so many
     is_shut: bool = False  # to prompts of samples
 
     def allows(self, prompt: Prompt) -> bool:
@@ -135,7 +148,7 @@ class Prompts:
         self._waiting.append(Prompt(ticket, ticket.op, ticket.op.prompt.to_ints(), cache))
 
     def add_again(self, prompt: Prompt) -> None:
-        """One that was computed, and gives up its memory: before all others."""
+        """One that was computed, and whose memory is freed now; it comes before all others."""
         prompt.cache, prompt.last_hidden_E = KVCache(self._model.num_layers), None
         prompt.num_computed, prompt.is_again = 0, True
         self._waiting.appendleft(prompt)
@@ -149,12 +162,12 @@ class Prompts:
         return not self._waiting
 
     @property
-    def begun_tokens(self) -> int:
+    def begun_positions(self) -> int:
         """Positions that those take which are being computed."""
         return sum(prompt.num_positions for prompt in self._begun.values())
 
     @property
-    def begun_of_samples(self) -> int:
+    def begun_positions_of_samples(self) -> int:
         """The same of those that samples go on from."""
         return sum(prompt.num_positions for prompt in self._begun.values() if isinstance(prompt.op, Sample))
 
@@ -192,11 +205,11 @@ class Prompts:
     def step(self, room: Room, running: Sequence[AdapterWeights]) -> list[Prompt]:
         """Computes a piece of as many prompts as fit; the ones that are done with it. `running` are the adapters that
         keep their places in the stack."""
-        everybody = list(self._waiting)
+        before = list(self._waiting)
         try:
             return self._step(room, running)
         except BaseException:
-            self._waiting = deque(everybody)  # nobody is lost: see `drop_all`
+            self._waiting = deque(before)  # so that `drop_all` has the tickets of all
             raise
 
     def _step(self, room: Room, running: Sequence[AdapterWeights]) -> list[Prompt]:
@@ -330,7 +343,7 @@ class Prompts:
             self._kept.move_to_end(best)
 
     def _keep(self, prompt: Prompt) -> "_Kept":
-        """Keeps a computed prompt for others; those of weights that nobody holds any more go, then the least recently
+        """Keeps a computed prompt for others; those of weights that are not held any more go, then the least recently
         used ones make room."""
         for number in [number for number, kept in self._kept.items() if kept.is_orphan]:
             del self._kept[number]

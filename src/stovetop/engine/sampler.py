@@ -1,15 +1,15 @@
 # pyright: basic
-"""Computed prompts to tokens. Newcomers join a running batch, whoever is finished leaves it at once.
+"""Computed prompts to tokens. New sequences join a running batch; a sequence that has ended leaves it at once.
 
-A step computes pieces of the prompts that wait (`prompts.py`), draws one token for every running sequence and lets in
-as many new ones as there is room. Sequences sit in the first slots of the cache, so the pass over them reads a view; a
+A step computes pieces of the prompts that wait (`prompts.py`), draws one token for every running sequence and admits
+new ones while there is room. Sequences sit in the first slots of the cache, so the pass over them reads a view; a
 slot that ends is filled with the last one. Samples of one prompt share what is cached of it (`shared_prefix.py`).
 
 Memory is bounded (`kv_memory.py`) and claimed as sequences grow, not for all that may come of them. Where it runs out,
-prompts that are not continued yet give theirs up, then the sequences that came last leave: what they drew is kept, its
-keys and values are computed again when there is room, and they go on. Whoever leaves lets others in only after a
-sequence has ended, so that nobody comes and goes. A sequence that does not fit in company runs alone, and one that
-would not fit even then is refused.
+the caches of prompts that are not continued yet are freed, then the sequences that were admitted last are preempted:
+what they drew is kept, its keys and values are computed again when there is room, and they go on. After that nothing is
+admitted until a sequence has ended, so that the same ones are not preempted again and again. A sequence that does not
+fit beside others runs alone, and one that would not fit even then is refused.
 
 Shapes: `S` running sequences, `V` vocabulary, `E` hidden size.
 """
@@ -22,7 +22,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from stovetop.checks import unchecked
 from stovetop.engine.captured import CapturedDecoding, CudaGraphs, Recorder, never_waits
 from stovetop.engine.decoding import Step, decoded
 from stovetop.engine.drawing import draw
@@ -33,13 +32,12 @@ from stovetop.engine.lora import AdapterWeights
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Finished, Sample, Ticket
-from stovetop.engine.prompts import Prompt, Prompts, Room
+from stovetop.engine.prompts import Prompt, Prompts, Room, not_finite
 from stovetop.engine.routing import Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.samples import Request, Running, Start, one_row_each
 from stovetop.engine.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
 from stovetop.engine.stops import stops_of
 from stovetop.errors import InvalidRequest
-from stovetop.types import SampledSequence
 
 MAX_RUNNING = 512  # sequences
 HELD_TOKENS, HELD_SHARE = 2**16, 0.25  # positions, and of those there are, for prompts that cannot be continued yet
@@ -64,7 +62,7 @@ class Sampler:
         self._num_filled = 0  # of the running, whose slots have what is computed of them
         self._sources: list[Prompt] = []  # which the slots of the others are to be filled from
         self._again: dict[int, Start] = {}  # whose prompts wait to be computed again, by id of the prompt
-        self._is_full = False  # somebody had to leave, and nobody has ended since
+        self._is_full = False  # memory ran out, and no sequence has ended since
         self._numbers = itertools.count()
         self._finished: list[Finished] = []  # in this step
         self._budget = budget
@@ -98,7 +96,7 @@ class Sampler:
         if not self._prompts.idle:
             for prompt in self._prompts.step(self._room_for_prompts(), running):
                 self._computed(prompt)
-        self._let_in()
+        self._admit()
         if not self._running and not self._keeps_cache:
             self._cache.clear()
             self._stack.clear()
@@ -148,7 +146,7 @@ class Sampler:
             self._ready.append(start)
             return
         try:
-            _check_finite(prompt)
+            prompt.check_finite()
             if isinstance(prompt.op, Sample):
                 stops = stops_of(prompt.op.params, self._model.stop_tokens, self._model.tokenizer)
                 request = Request(prompt, prompt.op.params, stops, [None] * prompt.op.num_samples)
@@ -168,11 +166,11 @@ class Sampler:
         """What the running samples leave, with a block more for each of them."""
         limit = self._memory.limit
         grown = Size(len(self._running), max((sequence.grown for sequence in self._running), default=0))
-        left = limit - grown.num_tokens - self._prefixes.num_tokens() - self._memory.num_of_prompts
-        ahead = self._memory.num_held + self._prompts.begun_of_samples
+        left = limit - grown.num_tokens - self._prefixes.num_tokens() - self._memory.prompt_positions
+        ahead = self._memory.held_positions + self._prompts.begun_positions_of_samples
         most_ahead = min(HELD_TOKENS, int(HELD_SHARE * limit))
         make = lambda num_positions: self._memory.make(num_positions, self._in_use())  # noqa: E731
-        return Room(0 if self._is_full else left, self._prompts.begun_tokens, ahead, most_ahead, make)
+        return Room(0 if self._is_full else left, self._prompts.begun_positions, ahead, most_ahead, make)
 
     def _make_room(self) -> None:
         """For the next token of every running sequence."""
@@ -183,12 +181,12 @@ class Sampler:
                 self._compute_again(self._ready.pop())
             else:
                 assert len(self._running) > 1, "a sequence alone has room: see `add`"
-                self._send_back(max(self._running, key=lambda sequence: sequence.number))
+                self._preempt(max(self._running, key=lambda sequence: sequence.number))
             self._is_full = True
         self._memory.bound()
 
-    def _send_back(self, sequence: Running) -> None:
-        """It gives up its slot, and goes on when what it has drawn is computed again."""
+    def _preempt(self, sequence: Running) -> None:
+        """Its slot is freed, and it goes on when its prompt and what it has drawn are computed again."""
         self._remove([sequence])
         request = sequence.request
         prompt = Prompt(
@@ -200,9 +198,9 @@ class Sampler:
         self._again[id(start.prompt)] = start
         self._prompts.add_again(start.prompt)
 
-    # ---- who runs ----------------------------------------------------------------------------------------------------
+    # ---- running sequences -------------------------------------------------------------------------------------------
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         """Starts samples while there is room, oldest request first, and draws the next token of each."""
         if self._is_full or not self._ready:
             return
@@ -211,8 +209,8 @@ class Sampler:
         for start in self._ready:
             together[id(start.prompt.cache)] += start.num_left
         longest = max((sequence.grown for sequence in self._running), default=0)
-        num_of_prompts = self._memory.num_of_prompts
-        while self._ready and self._start_next(together, longest, num_of_prompts):
+        prompt_positions = self._memory.prompt_positions
+        while self._ready and self._start_next(together, longest, prompt_positions):
             longest = max(longest, self._running[-1].grown)
         newcomers, sources = self._running[first:], list(self._sources)
         if not newcomers:
@@ -220,12 +218,12 @@ class Sampler:
         self._fill_slots(newcomers, first)
         last_hidden = [prompt.last_hidden_E for prompt in sources]
         hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
-        # not the stack: it is that of all who run, and would take the newcomers for all
+        # not the stack: it is that of all running sequences, and would take the newcomers for all
         self._extend(newcomers, hidden_SE, rows_by_owner(*one_row_each(newcomers), self._model.device))
 
-    def _start_next(self, together: Counter[int], longest: int, num_of_prompts: int) -> bool:
+    def _start_next(self, together: Counter[int], longest: int, prompt_positions: int) -> bool:
         """Whether there was room for one more sample of the first prompt. `together` are the samples to come by the
-        cache that they go on from, `longest` is the longest slot of those that run, and `num_of_prompts` are the
+        cache that they go on from, `longest` is the longest slot of those that run, and `prompt_positions` are the
         positions that prompts have."""
         start = self._ready[0]
         cache = start.prompt.cache
@@ -235,7 +233,7 @@ class Sampler:
         longest = max(longest, min(places + BLOCK, most) if self._running else places)
         size = Size(len(self._running) + 1, longest)
         prefixes = self._prefixes.num_tokens(cache, shared) if is_new else self._prefixes.num_tokens()
-        fits = size.num_tokens + prefixes + num_of_prompts <= self._memory.limit
+        fits = size.num_tokens + prefixes + prompt_positions <= self._memory.limit
         if not self._running and not fits:
             self._start_alone()
         elif fits and size.num_slots <= MAX_RUNNING:
@@ -263,8 +261,8 @@ class Sampler:
             self._ready.popleft()
 
     def _start_alone(self) -> None:
-        """Nothing runs, and there is no room for the first that is ready beside the others: they give theirs up. Where
-        there is none beside its own prompt, the prompt becomes its slot."""
+        """Nothing runs, and there is no room for the first that is ready beside the caches of other prompts: these are
+        freed. Where there is none beside its own prompt, the prompt's cache becomes its slot."""
         start = self._ready.popleft()
         while self._ready:
             self._compute_again(self._ready.pop())
@@ -301,7 +299,7 @@ class Sampler:
         """What is computed of their prompts, and not shared, goes into their slots."""
         longest = max(sequence.num_places for sequence in self._running) + 1
         has_room = self._memory.reserve(Size(len(self._running), longest))
-        assert has_room, "whoever was started has room"
+        assert has_room, "a sequence begins where there is room"
         alike: dict[tuple[int, int], list[int]] = {}
         for slot, (sequence, prompt) in enumerate(zip(newcomers, self._sources, strict=True), start=first):
             if prompt.cache.num_slots > 0:  # otherwise it became the slot
@@ -366,8 +364,7 @@ class Sampler:
 
     def _fail(self, request: Request) -> None:
         """All samples of one whose logits are no numbers."""
-        error = InvalidRequest(_not_finite(request.prompt.weights))
-        self._finished.append(Finished(request.prompt.ticket, error=error))
+        self._finished.append(Finished(request.prompt.ticket, error=not_finite(request.prompt.weights)))
         for start in [start for start in self._ready if start.request is request]:
             self._ready.remove(start)
         for start in [start for start in self._again.values() if start.request is request]:
@@ -388,15 +385,7 @@ class Sampler:
         """Takes finished sequences out of the batch, with the answers of the requests of which they were the last."""
         for sequence in ended:
             request = sequence.request
-            reason = "stop" if request.stops.hit(sequence.tokens) else "length"
-            name = f"{request.prompt.ticket.number}:{sequence.index}"
-            request.done[sequence.index] = unchecked(
-                SampledSequence,
-                stop_reason=reason,
-                tokens=list(sequence.tokens),
-                logprobs=list(sequence.logprobs),
-                sequence_id=name,
-            )
+            request.done[sequence.index] = sequence.result()
             if None not in request.done:
                 self._finished.append(request.answer())
         self._remove(ended)
@@ -417,15 +406,3 @@ class Sampler:
             self._running[hole] = moved
         del self._running[num_left:]
         self._num_filled, self._is_full = len(self._running), False
-
-
-def _check_finite(prompt: Prompt) -> None:
-    """Of the logprobs that are asked for."""
-    top = [logprob for row in prompt.top_logprobs[1:] for _, logprob in row or ()]
-    if not all(logprob is None or math.isfinite(logprob) for logprob in (*prompt.logprobs, *top)):
-        raise InvalidRequest(_not_finite(prompt.weights))
-
-
-def _not_finite(weights: AdapterWeights | None) -> str:
-    whose = "the base model" if weights is None else "this adapter, which has diverged; go back to an earlier state"
-    return f"the logits are not finite numbers with {whose}"

@@ -50,7 +50,7 @@ class Running:
 
     request: Request
     index: int  # among the samples of its request
-    number: int  # counts all that were ever let in, upwards
+    number: int  # counts all that ever began, upwards
     uniform: np.random.Generator
     prefix: Prefix | None  # what the slot does not hold, for it is shared
     tokens: list[int] = field(default_factory=list)
@@ -79,6 +79,16 @@ class Running:
 
     def ended(self) -> bool:
         return len(self.tokens) == self.request.params.max_tokens or self.request.stops.hit(self.tokens)
+
+    def result(self) -> SampledSequence:
+        """Of a sequence that has ended. One whose last allowed token is a stop was stopped."""
+        return unchecked(
+            SampledSequence,
+            stop_reason="stop" if self.request.stops.hit(self.tokens) else "length",
+            tokens=list(self.tokens),
+            logprobs=list(self.logprobs),
+            sequence_id=f"{self.request.prompt.ticket.number}:{self.index}",
+        )
 
 
 @dataclass(slots=True, eq=False)
