@@ -1,6 +1,7 @@
 """Who may import whom, read from the source; and what an import costs, seen in fresh processes."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +81,17 @@ class Import(NamedTuple):
 
 def test_every_module_has_its_place_in_the_table() -> None:
     assert {unit_of(path) for path in SOURCES} - {ROOT} <= set(ORDER)
+
+
+def test_contributing_shows_the_table_without_what_is_still_to_come() -> None:
+    text = (PACKAGE.parent.parent / "CONTRIBUTING.md").read_text()
+    _, _, section = text.partition("## Who may import whom")
+    table, _, _ = section.partition("Torch and transformers")
+    lines = re.findall(r"^    \S.*(?:\n        .*)*", table, re.MULTILINE)
+    there_are = {unit_of(path) for path in SOURCES}
+    assert [re.split(r",\s+", line.strip()) for line in lines] == [
+        [unit for unit in line if unit in there_are] for line in LINES
+    ]
 
 
 def test_a_module_imports_only_what_stands_below_it_or_to_its_right() -> None:
