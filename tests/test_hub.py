@@ -13,10 +13,11 @@ import pytest
 import transformers.models.auto.image_processing_auto  # noqa: F401  the second that it takes is not the hub's
 from huggingface_hub import constants
 
+from stovetop import hub
 from stovetop.datasets import load_rows, stream_rows
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.hub import ANSWERS_WITHIN_S, why_unreachable
-from stovetop.model_store import hub_download, require_model
+from stovetop.model_store import check_model_name, hub_download, require_model
 from stovetop.renderers.images import get_image_processor
 from stovetop.tokenizer import get_tokenizer
 
@@ -82,6 +83,14 @@ def test_a_hub_that_answers_anything_is_there_and_one_that_is_switched_off_is_no
         assert why_unreachable() is None
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert why_unreachable() == "HF_HUB_OFFLINE is set"
+
+
+def test_a_model_is_checked_with_one_question_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+    monkeypatch.setattr(hub, "why_unreachable", lambda: asked.append(None) or "no network")
+    with pytest.raises(UnknownName, match="no network; nor is it in its cache"):
+        check_model_name("someone/none")
+    assert len(asked) == 1
 
 
 @pytest.mark.usefixtures("gone")

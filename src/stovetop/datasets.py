@@ -8,7 +8,6 @@ import importlib
 import importlib.resources
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from stovetop.errors import InvalidRequest, MissingExtra, UnknownName
 from stovetop.hub import asking
-from stovetop.renderers.messages import Message, message_from_json
+from stovetop.renderers.messages import Message, messages_from_json
 from stovetop.rules import shown
 
 if TYPE_CHECKING:
@@ -133,8 +132,7 @@ def _open_hub(name: str, part: _HubPart) -> Iterator[_PlacedRow]:
     options = {"name": part.subset, "revision": part.revision, "streaming": part.streaming or None}
     given = {option: value for option, value in options.items() if value is not None}
     place = f"{name} ({split})"
-    is_here = Path(name).is_dir()
-    with nullcontext() if is_here else asking() as problem:
+    with asking(unless_here=name) as problem:
         try:
             rows: Iterable[Row] = hub.load_dataset(name, split=split, **given)
         except (OSError, ValueError) as error:
@@ -178,10 +176,7 @@ def _chat(placed: _PlacedRow) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         found = f"it is {shown(row['messages'])}" if "messages" in row else f"the row has {sorted(row)}"
         raise InvalidRequest(f"{place}: a chat needs 'messages', a list with at least one; {found}")
-    return [
-        message_from_json(message, f"{place}, message {index}")
-        for index, message in enumerate(cast(list[object], messages))
-    ]
+    return messages_from_json(cast(list[object], messages), place)
 
 
 def without_nulls(value: object) -> object:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stovetop.errors import UnknownName
 from stovetop.gguf_files import is_gguf
-from stovetop.hub import asking, why_unreachable
+from stovetop.hub import asking
 
 Download = Callable[[str], Path]  # a model of the hub by its name, owner/model, to its folder on this machine
 
@@ -85,8 +85,12 @@ def require_model(name: str, download: Download | None = None) -> Path:
 
 def check_model_name(name: str) -> None:
     """Refuses what `require_model` would, without a download: a model that is neither here nor to be had."""
-    if find_model(name) is None and (not _is_name_of_hub(name) or why_unreachable() is not None):
-        require_model(name, hub_download)
+
+    def found(name: str) -> Path:
+        with asking() as problem:
+            return Path(name) if problem is None else _snapshot(name, problem)  # a hub that answers may have it
+
+    require_model(name, found)
 
 
 def _is_name_of_hub(name: str) -> bool:
@@ -96,16 +100,21 @@ def _is_name_of_hub(name: str) -> bool:
 def hub_download(name: str) -> Path:
     """What of a model on the Hugging Face hub is needed here, in the cache that transformers uses; one that is there
     needs no network. The hub's own settings apply: HF_TOKEN, HF_HOME, HF_HUB_OFFLINE."""
+    with asking() as problem:
+        return _snapshot(name, problem)
+
+
+def _snapshot(name: str, problem: str | None) -> Path:
+    """`problem`: why the hub cannot be reached."""
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  partly untyped
 
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
-    with asking() as problem:
-        try:
-            return Path(snapshot_download(name, allow_patterns=wanted))
-        except (OSError, ValueError) as error:
-            if problem is None:
-                raise
-            raise ConnectionError(f"{problem}; nor is it in its cache") from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (OSError, ValueError) as error:
+        if problem is None:
+            raise
+        raise ConnectionError(f"{problem}; nor is it in its cache") from error
 
 
 def known_models() -> list[str]:

@@ -9,7 +9,6 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -43,7 +42,7 @@ def _load(source: TokenizerSource) -> Tokenizer:
     from transformers import AutoTokenizer
 
     options = {"revision": source.revision or "main", "trust_remote_code": source.runs_code}
-    with nullcontext() if path.is_dir() else asking() as problem:
+    with asking(unless_here=path) as problem:
         try:
             return cast(Tokenizer, AutoTokenizer.from_pretrained(source.repository, **options))  # pyright: ignore[reportUnknownMemberType]  untyped
         except (OSError, ValueError) as error:

@@ -207,7 +207,7 @@ class DPODataset:
             decided, batch_size, flatmap_fn=self._pair, drop_last=drop_last, on_untrainable=on_untrainable
         )
         self.untrainable = self._pairs.untrainable  # why each pair that is left out is, by its index without the ties
-        self.num_cut = 0
+        self.num_cut = 0  # those that were made to find what cannot be trained on were not given out
 
     def set_epoch(self, seed: int) -> None:
         self._pairs.set_epoch(seed)

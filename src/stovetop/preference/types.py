@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 from stovetop.errors import InvalidRequest, UnknownName
-from stovetop.renderers.messages import Message, Role, message_from_json
+from stovetop.renderers.messages import Message, Role, messages_from_json
 
 if TYPE_CHECKING:
     from stovetop.datasets import Row
@@ -125,15 +125,11 @@ def _as_messages(said: object, role: Role, where: str) -> list[Message]:
         return [Message(role=role, content=said)]
     if not isinstance(said, list) or not said:
         raise InvalidRequest(f"{where} must be a string or a list of messages: {said!r:.200}")
-    messages = enumerate(cast(list[object], said))
-    return [message_from_json(message, f"{where}, message {index}") for index, message in messages]
+    return messages_from_json(cast(list[object], said), where)
 
 
 def _messages(comparison: Mapping[str, object], name: str, where: str) -> list[Message]:
     messages = comparison.get(name)
     if not isinstance(messages, list):
         raise InvalidRequest(f"{where}: a comparison needs {name!r}, a list of messages: {messages!r}")
-    return [
-        message_from_json(message, f"{where}: {name}, message {index}")
-        for index, message in enumerate(cast(list[object], messages))
-    ]
+    return messages_from_json(cast(list[object], messages), f"{where}: {name}")

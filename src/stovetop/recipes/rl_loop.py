@@ -19,7 +19,7 @@ from stovetop import AdamParams
 from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import Row, Split, load_rows, split_rows
+from stovetop.datasets import Split, load_rows, split_rows
 from stovetop.losses import parse_loss
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
 from stovetop.model_families import recommended_renderer_name
@@ -29,7 +29,6 @@ from stovetop.recipes.settings import (
     Epsilon,
     LearningRate,
     Positive,
-    Seed,
     Temperature,
     check_at_most,
     check_renderer_name,
@@ -41,12 +40,12 @@ from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, remove_constant_reward_groups, without_mask
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
-from stovetop.rl.problem_env import ProblemDataset, answer_builders, check_problem_rows
+from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problems_from_rows
 from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank
+from stovetop.types import Rank, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +93,16 @@ def check(config: Config) -> None:
     check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
 
 
-def load(config: Config) -> Split[Row]:
+def load(config: Config) -> Split[PosedProblem]:
     """The problems to train on, in a first order of their own, and those held out."""
-    problems = load_rows(config.dataset)
-    check_problem_rows(problems)  # while they have the order of their source
-    rows = split_rows(problems, 0 if config.test_dataset else config.test_size, config.seed)
-    check_at_most("groups_per_batch", config.groups_per_batch, len(rows.train), "problems to train on")
-    num_steps = -(-len(rows.train) // config.groups_per_batch) * config.num_epochs
+    posed = problems_from_rows(load_rows(config.dataset))
+    problems = split_rows(posed, 0 if config.test_dataset else config.test_size, config.seed)
+    check_at_most("groups_per_batch", config.groups_per_batch, len(problems.train), "problems to train on")
+    num_steps = -(-len(problems.train) // config.groups_per_batch) * config.num_epochs
     check_at_most("warmup_steps", config.warmup_steps, min(num_steps, config.max_steps or num_steps), "steps")
     if not config.test_dataset:
-        return rows
-    test = load_rows(config.test_dataset)
-    check_problem_rows(test)
-    return rows._replace(test=test)
+        return problems
+    return problems._replace(test=problems_from_rows(load_rows(config.test_dataset)))
 
 
 async def main(config: Config) -> None:
@@ -115,7 +111,7 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
-    rows = load(config)  # before anything is written
+    problems = load(config)  # before anything is written
     columns = ("env/all/reward/total", "env/all/by_group/frac_mixed", "optim/entropy", "optim/kl_sample_train_v2",
                "time/total", "test/env/all/reward/total")  # fmt: skip
     with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
@@ -135,13 +131,13 @@ async def train(config: Config, service: ServiceClient) -> None:
         renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
         context = context_length(service, trainer)
         room = None if context is None else context - config.max_tokens
-        builders = answer_builders(rows.train, renderer, config.group_size, max_prompt_tokens=room)
-        problems = ProblemDataset(builders, config.groups_per_batch, seed=config.seed, num_epochs=config.num_epochs)
-        num_steps = min(len(problems), config.max_steps or len(problems))
+        builders = problem_builders(problems.train, renderer, config.group_size, max_prompt_tokens=room)
+        batches = ProblemDataset(builders, config.groups_per_batch, seed=config.seed, num_epochs=config.num_epochs)
+        num_steps = min(len(batches), config.max_steps or len(batches))
         if start.is_complete(num_steps):
             return
         run.start_at(start.batch)
-        test_builders = answer_builders(rows.test, renderer, group_size=1, max_prompt_tokens=room)
+        test_builders = problem_builders(problems.test, renderer, group_size=1, max_prompt_tokens=room)
         evaluate = RLTestSetEvaluator(test_builders, config.max_tokens, config.temperature, seed=config.seed)
         loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}
 
@@ -150,12 +146,12 @@ async def train(config: Config, service: ServiceClient) -> None:
             for step in range(start.batch, num_steps):
                 began_s = time.monotonic()
                 sampler = await frozen
-                evaluates = bool(rows.test) and is_due(step, config.eval_every)
+                evaluates = bool(problems.test) and is_due(step, config.eval_every)
                 metrics: dict[str, float] = await evaluate(sampler) if evaluates else {}
 
                 # Answers to every problem of the batch, graded.
                 policy = SamplingPolicy(sampler, config.max_tokens, config.temperature, seed=config.seed + step)
-                rollouts = await do_rollouts(problems.get_batch(step), policy, RetryOnFailure())
+                rollouts = await do_rollouts(batches.get_batch(step), policy, RetryOnFailure())
                 groups_P = [group for _, group in rollouts.owned_groups_P]
                 tags_P = [builder.logging_tags() for builder, _ in rollouts.owned_groups_P]
                 metrics |= rollouts.error_metrics() | compute_trajectory_metrics(groups_P, tags_P)
@@ -188,7 +184,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                     await saved.record(run.path)
                 bar.advance()
 
-        if rows.test and config.eval_every:
+        if problems.test and config.eval_every:
             run.log_metrics(await evaluate(await frozen), num_steps)
         await save_final_checkpoint(trainer, run.path, start=start, num_batches=num_steps)
         reward = {"reward of a batch": "env/all/reward/total"}

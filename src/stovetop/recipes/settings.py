@@ -19,7 +19,6 @@ LearningRate = Annotated[float, number(at_least=0)]
 Beta = Annotated[float, number(at_least=0, below=1)]  # of Adam
 Epsilon = Annotated[float, number(at_least=0)]
 Temperature = Annotated[float, number(above=0)]  # of answers that are trained on
-Seed = Annotated[int, Whole(0)]
 
 
 def check_renderer_name(name: str | None) -> None:

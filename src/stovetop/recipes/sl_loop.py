@@ -30,7 +30,6 @@ from stovetop.recipes.settings import (
     Epsilon,
     LearningRate,
     Positive,
-    Seed,
     check_at_most,
     check_renderer_name,
     check_weights,
@@ -44,7 +43,7 @@ from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.supervised.data import data_of_chats
 from stovetop.supervised.nll import mean_nll
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank
+from stovetop.types import Rank, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +131,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         # Chats become datums once: tokens, shifted by one, and a weight for each; a chat's weights sum to 1.
         tokenizer = trainer.get_tokenizer()
         renderer = get_renderer(config.renderer_name or recommended_renderer_name(tokenizer), tokenizer)
+        context = context_length(service, trainer)
         # A chat may make several datums, where its renderer shows earlier turns otherwise later; a batch counts chats.
         train_chats, test_chats = (
             data_of_chats(
@@ -139,7 +139,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                 renderer,
                 config.max_length,
                 config.train_on_what,
-                context_length=context_length(service, trainer),
+                context_length=context,
                 indices=[index for index, _ in part],
             )
             for part in chats

@@ -5,7 +5,6 @@ they take, which the model's own image processor tells. Where in a turn an image
 import base64
 import binascii
 import io
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -44,7 +43,7 @@ def get_image_processor(name: str) -> ImageProcessor:
     from transformers import AutoImageProcessor
 
     location = str(find_model(name) or name)
-    with nullcontext() if Path(location).is_dir() else asking() as problem:
+    with asking(unless_here=location) as problem:
         try:
             return cast(ImageProcessor, AutoImageProcessor.from_pretrained(location))  # pyright: ignore[reportUnknownMemberType]  untyped
         except (OSError, ValueError) as error:

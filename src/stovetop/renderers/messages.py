@@ -237,6 +237,11 @@ def message_from_json(data: object, where: str = "message") -> Message:
     return cast(Message, fields)
 
 
+def messages_from_json(data: Sequence[object], where: str) -> list[Message]:
+    """The messages of a chat, each as `message_from_json` reads it. `where` names the chat in errors."""
+    return [message_from_json(message, f"{where}, message {index}") for index, message in enumerate(data)]
+
+
 def _present(data: Mapping[Any, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value is not None}
 

@@ -12,7 +12,7 @@ from stovetop.concurrency import in_thread
 from stovetop.datasets import Batches
 from stovetop.errors import GradeError, InvalidRequest
 from stovetop.renderers.base import ParseTermination, Renderer
-from stovetop.renderers.messages import Message, ensure_text, get_text_content, message_from_json
+from stovetop.renderers.messages import Message, ensure_text, get_text_content, messages_from_json
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Observation, StepResult
 from stovetop.types import ModelInput
 
@@ -114,7 +114,7 @@ class ProblemEnv:
 
 
 def _checked(answer: bool) -> bool:
-    """What a check that forgot to return, or returned no truth value, says is no grade."""
+    """What a check returned, which must be True or False, not the None of one that forgot to return."""
     if answer not in (True, False):
         raise TypeError(f"a check must return True or False: {answer!r}")
     return bool(answer)
@@ -178,21 +178,39 @@ class ExactAnswer:
         return self.answer
 
 
+class PosedProblem(NamedTuple):
+    """A problem, and the chat that its question ends."""
+
+    problem: ExactAnswer
+    convo_prefix: Sequence[Message]
+
+
+def problems_from_rows(rows: Sequence[Mapping[str, object]]) -> list[PosedProblem]:
+    """The problem of each row. A row has `answer`, a text, and either `question`, a text, or `messages`, a chat that
+    ends with the question. Errors name the row by its index: call it before rows are shuffled."""
+    return [_problem_of_row(row, f"row {index}") for index, row in enumerate(rows)]
+
+
 def answer_builders(
-    rows: Sequence[Mapping[str, object]],
+    rows: Sequence[Mapping[str, object]], renderer: Renderer, group_size: int, *, dataset_name: str = "problems"
+) -> list[ProblemGroupBuilder]:
+    """`problem_builders` of the problems of rows.
+
+    answer_builders([{"question": "What is 2 + 2?", "answer": "4"}], renderer, group_size=8)
+    """
+    return problem_builders(problems_from_rows(rows), renderer, group_size, dataset_name=dataset_name)
+
+
+def problem_builders(
+    problems: Sequence[PosedProblem],
     renderer: Renderer,
     group_size: int,
     *,
     dataset_name: str = "problems",
     max_prompt_tokens: int | None = None,
 ) -> list[ProblemGroupBuilder]:
-    """A group builder for each row. A row has `answer`, a text, and either `question`, a text, or `messages`, a chat
-    that ends with the question. The reward is 1 for exactly the answer, if the policy ended its turn itself, else 0. A
-    prompt of more than `max_prompt_tokens`, what the model's context leaves beside an answer, is refused.
-
-        answer_builders([{"question": "What is 2 + 2?", "answer": "4"}], renderer, group_size=8)
-    """
-    problems = [_problem_of_row(row, f"row {index}") for index, row in enumerate(rows)]
+    """A group builder for each problem. The reward is 1 for exactly the answer, if the policy ended its turn itself,
+    else 0. A prompt of more than `max_prompt_tokens`, what the model's context leaves beside an answer, is refused."""
     thunks = [
         partial(ProblemEnv, problem, renderer, convo_prefix, format_coef=0.0, truncated="wrong")
         for problem, convo_prefix in problems
@@ -211,24 +229,15 @@ def _refuse_long_prompt(env: ProblemEnv, max_prompt_tokens: int) -> None:
         )
 
 
-def check_problem_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    """Refuses the first row that `answer_builders` would refuse, by its index: call it before rows are shuffled."""
-    for index, row in enumerate(rows):
-        _problem_of_row(row, f"row {index}")
-
-
-def _problem_of_row(row: Mapping[str, object], where: str) -> tuple[ExactAnswer, Sequence[Message]]:
+def _problem_of_row(row: Mapping[str, object], where: str) -> PosedProblem:
     answer, question, messages = row.get("answer"), row.get("question"), row.get("messages")
     if not isinstance(answer, str) or not answer:
         raise InvalidRequest(f"{where} needs 'answer', a text that is not empty: {answer!r}")
     if isinstance(question, str) and messages is None:
-        return ExactAnswer(question, answer), ()
+        return PosedProblem(ExactAnswer(question, answer), ())
     if not isinstance(messages, list) or question is not None:
         raise InvalidRequest(f"{where} needs 'question', a text, or 'messages', a list, not both; it has {sorted(row)}")
-    chat = [
-        message_from_json(message, f"{where}, message {index}")
-        for index, message in enumerate(cast(list[object], messages))
-    ]
+    chat = messages_from_json(cast(list[object], messages), where)
     if not chat or chat[-1]["role"] != "user":
         raise InvalidRequest(f"{where}: messages must end with the user's question; roles: {[m['role'] for m in chat]}")
-    return ExactAnswer(ensure_text(chat[-1]["content"]), answer), chat[:-1]
+    return PosedProblem(ExactAnswer(ensure_text(chat[-1]["content"]), answer), chat[:-1])
