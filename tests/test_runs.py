@@ -13,10 +13,9 @@ import pytest
 
 from processes import LIMIT_S
 from stovetop import runs
-from stovetop.durable import append_row, read_rows
+from stovetop.durable import LocalDisk, append_row, read_rows
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
 from stovetop.runs import BehaviorIfExists, Run, open_run
-from stovetop.tracking import sinks
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.tracking.events import CONFIG, Recorder
 from stovetop.tracking.timing import timed
@@ -345,13 +344,13 @@ def test_a_folder_in_the_place_of_a_file_is_an_error_of_ours(tmp_path: Path):
 def test_a_row_that_cannot_be_written_stops_the_run_and_costs_no_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def full(path: Path, row: object, **_: object) -> None:
+    def full(disk: LocalDisk, path: Path, data: bytes) -> None:
         if path.name == "metrics.jsonl":
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with quiet_run(tmp_path / "run") as run:
         run.log_metrics({"loss": 1.0}, 0)
-        monkeypatch.setattr(sinks, "append_row", full)
+        monkeypatch.setattr(LocalDisk, "append", full)
         with pytest.raises(WriteFailed, match=r"cannot write .*/metrics\.jsonl: No space left"):
             run.log_metrics({"loss": 0.5}, 1)
     monkeypatch.undo()
@@ -362,12 +361,12 @@ def test_a_row_that_cannot_be_written_stops_the_run_and_costs_no_earlier_one(
 
 
 def test_what_stops_a_run_is_not_hidden_by_a_record_that_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(path: Path, row: object, **_: object) -> None:
+    def full(disk: LocalDisk, path: Path, data: bytes) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     run = quiet_run(tmp_path / "run")
     run.__enter__()
-    monkeypatch.setattr(sinks, "append_row", full)
+    monkeypatch.setattr(LocalDisk, "append", full)
     run.__exit__(ValueError, ValueError("a bug"), None)  # which is then raised
     assert "nor could its end be recorded" in (tmp_path / "run" / "logs.log").read_text()
 

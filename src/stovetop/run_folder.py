@@ -243,9 +243,9 @@ def _delete(path: Path, locks: ExitStack) -> None:
     """Empties a locked folder: it is put aside whole, so that a crash leaves no half of a run, and a new one is locked
     in its place. Refused while another process writes to a run within it."""
     with ExitStack() as within, writing(path):
-        for mark in path.rglob(MARK_FILE):
-            if mark.parent != path:
-                within.enter_context(_locked(mark.parent))
+        for marked in path.rglob(MARK_FILE):
+            if marked.parent != path:
+                within.enter_context(_locked(marked.parent))
         path.rename(path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}"))
         try:
             path.mkdir()

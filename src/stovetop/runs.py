@@ -223,7 +223,7 @@ class Run:
         self._changes = changes
         self._console = console
         self._stack = stack  # holds the lock
-        self._last_step = _last_step(path)
+        self._last_step = _last_step(parse_rows(path / METRICS_FILE, _checked_row))
         self._began_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -262,7 +262,7 @@ class Run:
             log.info(
                 "dropped %d rows of %s from step %d on, which run again", len(rows) - len(kept), METRICS_FILE, step
             )
-        self._last_step = _last_step(self.path)
+        self._last_step = _last_step(kept)
         if step > 0:
             self.stream.emit("run.resume", step=step, num_rows_dropped=len(rows) - len(kept))
 
@@ -309,8 +309,8 @@ def _checked_row(row: "dict[str, JsonValue]") -> "dict[str, JsonValue]":
     return row
 
 
-def _last_step(path: Path) -> int:
-    return max((step_of_row(row) for row in parse_rows(path / METRICS_FILE, _checked_row)), default=-1)
+def _last_step(rows: "Sequence[Mapping[str, JsonValue]]") -> int:
+    return max(map(step_of_row, rows), default=-1)
 
 
 # ---- a run that is read again ----------------------------------------------------------------------------------------

@@ -37,6 +37,15 @@ def test_the_demo_goes_on_where_it_was_and_is_known_without_its_mark(
     assert len(load(folder / "rl").metrics) == 1
 
 
+def test_checking_a_demo_that_has_no_mark_yet_writes_none(config: sort_digits_demo.Config) -> None:
+    folder = Path(config.log_path)
+    folder.mkdir(parents=True)
+    for name in ("chats", "problems", "test_chats"):
+        (folder / f"{name}.jsonl").touch()
+    sort_digits_demo.check(config)
+    assert not (folder / MARK_FILE).exists()
+
+
 def test_a_demo_that_is_running_is_not_begun_a_second_time(config: sort_digits_demo.Config) -> None:
     with claimed(config.log_path, "resume"), pytest.raises(InvalidRequest, match="writes to this run"):
         asyncio.run(sort_digits_demo.main(config))

@@ -23,7 +23,7 @@ from stovetop.durable import append_row, parse_rows, write_file
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.model_families import recommended_renderer_name
 from stovetop.recipes import rl_loop, sl_loop
-from stovetop.recipes.settings import LearningRate, Positive, Seed, check_weights
+from stovetop.recipes.settings import LearningRate, Positive, check_weights
 from stovetop.renderers import get_renderer
 from stovetop.renderers.messages import ensure_text, message_from_json
 from stovetop.rl.evaluation import RLTestSetEvaluator
@@ -33,6 +33,7 @@ from stovetop.run_folder import claimed, mark, run_path, settled
 from stovetop.runs import load
 from stovetop.tasks import sort_digits
 from stovetop.tracking.console import open_console
+from stovetop.types import Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,25 +60,28 @@ class Config:
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    settled(_folder(config), "resume")
+    folder = run_path(config.log_path)
+    if not _was_begun(folder):
+        settled(folder, "resume")
     check_weights(config.base_url, config.model_name)
 
 
 async def main(config: Config) -> None:
+    folder = run_path(config.log_path)
+    if _was_begun(folder):
+        mark(folder)
     console = open_console(shown=True)
     options: dict[str, Any] = {"threads": "probe"} if config.base_url is None else {}
     with (
-        claimed(_folder(config), "resume") as (folder, _),
+        claimed(folder, "resume"),
         stovetop.ServiceClient(config.base_url, storage=folder, **options) as service,
     ):
         await run(config, service, folder, console)
 
 
-def _folder(config: Config) -> Path:
-    folder = run_path(config.log_path)
-    if all((folder / f"{name}.jsonl").is_file() for name in ("chats", "problems", "test_chats")):
-        mark(folder)  # of a demo that was begun before runs had a mark
-    return folder
+def _was_begun(folder: Path) -> bool:
+    """Whether a demo was begun there, be it before runs had a mark."""
+    return all((folder / f"{name}.jsonl").is_file() for name in ("chats", "problems", "test_chats"))
 
 
 async def run(config: Config, service: ServiceClient, folder: Path, console: "Console") -> None:

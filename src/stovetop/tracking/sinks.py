@@ -24,8 +24,7 @@ class MetricsFile:
     def receive(self, event: Event) -> None:
         if event.name == METRICS:
             numbers = {key: encode_number(value) for key, value in event.values.items()}
-            with writing(self._path):
-                append_row(self._path, {"step": event.step, **numbers})
+            append_row(self._path, {"step": event.step, **numbers})
 
     def sync(self) -> None:
         pass
@@ -48,8 +47,7 @@ class EventsFile:
 
     def receive(self, event: Event) -> None:
         if event.name != METRICS:
-            with writing(self._path):
-                append_row(self._path, event_to_row(event), synced=False)
+            append_row(self._path, event_to_row(event), synced=False)
             self._is_synced = False
         elif self._clock() - self._synced_s >= SYNC_EVERY_S:
             self.sync()
