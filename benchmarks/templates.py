@@ -25,13 +25,18 @@ from stovetop.renderers.base import SupervisedExample
 from stovetop.renderers.messages import FunctionCall, Message, ThinkingPart, ToolCall
 from stovetop.renderers.template import ChatTemplateRenderer
 
-_TAGS = (  # words between < and > that are tokens in the families that write them
+# words between < and > that are tokens in the families that write them: those that a model writes within its turn ...
+_OWN_TAGS = (
     *("think", "tool_call", "tool_response", "arg_key", "arg_value", "seed:think", "seed:tool_call", "mm:think"),
-    *("minimax:tool_call", "s", "bos", "eos", "sop", "sep", "seed:bos", "seed:eos", "start_of_turn", "end_of_turn"),
+    "minimax:tool_call",
+)
+_TAGS = (  # ... and all
+    *_OWN_TAGS,
+    *("s", "bos", "eos", "sop", "sep", "seed:bos", "seed:eos", "start_of_turn", "end_of_turn"),
     *("start_of_image", "end_of_utterance", "beginning_of_sentence", "end_of_sentence", "assistant", "system", "user"),
     *("role", r"SPECIAL_\d+"),
 )
-_OWN = re.compile(rf"</?(?:{'|'.join(_TAGS[:9])})>")  # of these, those that a model writes within its turn
+_OWN = re.compile(rf"</?(?:{'|'.join(_OWN_TAGS)})>")
 _CONTROL = re.compile(
     rf"<\|[^|<>\s\"]{{1,40}}\|>|<｜[^｜\s]{{1,40}}｜>|\[/?[A-Z_]{{3,}}\]|</?(?:{'|'.join(_TAGS)})>|\[gMASK\]|\]~!?b\[?\]?"
     r"|\[e~\[|<\|(?:turn|channel|tool|tool_call|tool_response|\"\|)>|<(?:turn|channel|tool|tool_call|tool_response)\|>"

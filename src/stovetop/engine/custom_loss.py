@@ -1,6 +1,6 @@
 # pyright: basic
-"""A user's loss is called here, and what it returns is checked before any gradient is added. The recording backend
-uses this too."""
+"""Calls a user's loss, and checks what it returns before any gradient is added. The recording backend uses this
+too."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Judged(NamedTuple):
 
 
 def judge(loss_fn: Callable[..., Any], data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Judged:
-    """Calls a user's loss with logprobs that lead nowhere. It returns a finite number that depends on them, and metrics
+    """Calls a user's loss with detached logprobs. It returns a finite number that depends on them, and metrics
     by name; anything else is an InvalidRequest that says what came."""
     seen = [tensor.detach().requires_grad_() for tensor in logprobs]
     try:

@@ -109,7 +109,7 @@ class KVCache:
                 if where is None:
                     where = torch.tensor(targets, device=own_SGLD.device)
                 own_SGLD[where, :, :num_positions] = new_GLD
-                own_SGLD[where, :, num_positions:] = 0.0  # nobody sees it, but a weight of 0 times NaN would be NaN
+                own_SGLD[where, :, num_positions:] = 0.0  # masked, but a weight of 0 times NaN would be NaN
 
     def clear(self) -> None:
         """Gives the memory back."""

@@ -99,14 +99,6 @@ class Job:
     loss: Loss | Given | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """The logprobs of data, by datum; with the graph that leads to them where all data fit into one pass."""
-
-    logprobs: Sequence[Tensor]
-    leaves: Tensors | None  # of that graph: the factors
-
-
 class _Unit(NamedTuple):
     job: int
     index: int  # among the data of its job
@@ -122,6 +114,14 @@ class _Share:
     indices: Sequence[int]  # of its data, among those of the job
     data: Sequence[Datum]
     temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The logprobs of data, by datum; with the graph that leads to them where all data fit into one pass."""
+
+    logprobs: list[Tensor]
+    share: _Share | None  # of that pass, whose factors are the leaves of the graph; None without a graph
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +169,7 @@ class Trainer:
                 if len(units) == 1:
                     progress[units[0].job].error = _too_large(units[0].datum, error)
                 waiting.extendleft([] if len(units) == 1 else (units[len(units) // 2 :], units[: len(units) // 2]))
-            except Exception as error:  # somebody's own: whose, shows when each goes alone
+            except Exception as error:  # of one of the jobs: each is tried alone
                 clear_frames(error.__traceback__)  # which hold the activations of all
                 alone = [list(own) for _, own in groupby(units, key=lambda unit: unit.job)]
                 if len(alone) == 1:
@@ -221,7 +221,7 @@ class Trainer:
         if len(self._passes(_units([job]))) == 1:
             share = _Share(0, _leaves(adapter.weights), range(len(data)), data)
             try:
-                return Scored(self._score([share])[0], share.weights.tensors)
+                return Scored(self._score([share])[0], share)
             except torch.OutOfMemoryError as error:
                 clear_frames(error.__traceback__)  # which hold what did not fit; in smaller passes it may
         with torch.no_grad():
@@ -234,13 +234,14 @@ class Trainer:
         self, adapter: Adapter, data: Sequence[Datum], scored: Scored, gradients: Sequence[Tensor]
     ) -> None:
         """Adds to the adapter's gradients those of a loss whose gradients with respect to the logprobs are given."""
-        if scored.leaves is None:
-            (progress,) = self._run([Job(adapter, data, Given(gradients))], backward=True)
+        loss = Given(gradients)
+        if scored.share is None:
+            (progress,) = self._run([Job(adapter, data, loss)], backward=True)
             if progress.error is not None:
                 raise progress.error
             return
-        linear = torch.stack([(p * d).sum() for p, d in zip(scored.logprobs, gradients, strict=True)]).sum()
-        (own,) = _gradients(linear, [scored.leaves])
+        total = _total_loss(loss, scored.share, scored.logprobs)
+        (own,) = _gradients(total, [scored.share.weights.tensors])
         adapter.gradients = _sum(adapter.gradients, own)
 
     def _passes(self, units: list[_Unit]) -> list[list[_Unit]]:
@@ -325,7 +326,7 @@ def _gradients(loss: Tensor, leaves: Sequence[Tensors]) -> list[Tensors]:
 
 
 def _sum(old: Tensors | None, new: Tensors) -> Tensors:
-    """Into the old ones, which nobody else holds."""
+    """Into the old ones, which are held nowhere else."""
     return {name: old[name].add_(new[name]) for name in new} if old else new
 
 
