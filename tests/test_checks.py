@@ -51,6 +51,12 @@ def test_what_breaks_a_rule_is_refused_with_field_range_and_value(wrong: dict[st
         Parameters(**wrong)
 
 
+def test_an_integer_beyond_64_bits_is_refused_with_the_largest_that_is_taken() -> None:
+    assert take(Whole(1), 2**63 - 1, "it") == 2**63 - 1
+    with pytest.raises(InvalidRequest, match=rf"it must be an integer of at least 1 \(at most {2**63 - 1}\): {2**63}"):
+        take(Whole(1), 2**63, "it")
+
+
 def test_a_default_that_breaks_its_own_rule_is_found_at_the_first_use() -> None:
     @dataclass(frozen=True)
     class Wrong:

@@ -26,6 +26,7 @@ LINES = [
         "losses",
         "sdk_differences",
         "types",
+        "model_input",
         "tensors",
         "rest_types",
         "value",

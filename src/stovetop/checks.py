@@ -102,18 +102,22 @@ def checked_as(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
-        kinds = [parameter.kind for parameter in signature.parameters.values()]
-        rules = argument_rules(function)
+        takes_more = any(map(_is_more, signature.parameters.values()))
+        rules = {
+            name: rule_of(parameter.annotation)
+            for name, parameter in signature.parameters.items()
+            if name != "self" and not _is_more(parameter)
+        }
 
         @wraps(function)
         def checking(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 unknown = next((key for key in kwargs if key not in rules), None)
-                if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
+                if unknown is not None and not takes_more:
                     raise UnknownName("argument", unknown, rules)
                 bound = _bound(signature, args, kwargs)
                 for key, rule in rules.items():
-                    if key in bound.arguments and not rule.fits(bound.arguments[key]):
+                    if key in bound.arguments:
                         bound.arguments[key] = take(rule, bound.arguments[key], key)
                 return function(*bound.args, **bound.kwargs)
             except InvalidRequest as error:
@@ -125,13 +129,9 @@ def checked_as(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def argument_rules(function: Callable[..., Any]) -> dict[str, Rule]:
-    """The parameters of a function or method and their rules; those of `**more` are not among them."""
-    return {
-        name: rule_of(parameter.annotation)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    }
+def _is_more(parameter: inspect.Parameter) -> bool:
+    """Whether this is `**more`, whose values have no rules."""
+    return parameter.kind is inspect.Parameter.VAR_KEYWORD
 
 
 def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> inspect.BoundArguments:

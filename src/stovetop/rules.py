@@ -51,6 +51,12 @@ def is_a(value: object, *classes: type) -> bool:
     return isinstance(value, classes)
 
 
+def is_torch(value: object) -> bool:
+    """Where torch is not loaded, nothing is a tensor of it: it is not loaded to say so."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 class Rule(Protocol):
     """What may be passed."""
 
@@ -101,8 +107,8 @@ class Whole:
         value = _scalar(value)
         if is_a(value, int, np.integer) and not is_a(value, bool) and self.fits(plain := int(value)):
             return plain
-        if is_a(value, int) and value > INT64_MAX == self.high:
-            raise Unfit(Whole(self.low, self.high - 1), value)
+        if is_a(value, int) and value > INT64_MAX == self.high:  # the limit that `says` leaves out
+            raise Unfit(Whole(self.low, hint=f"at most {INT64_MAX}"), value)
         raise Unfit(self, value)
 
 
@@ -134,10 +140,9 @@ class Number:
 def _scalar(value: Any) -> Any:
     """The number in an array or tensor without axes, as `loss.mean()` and `np.asarray(3)` are; anything else as it
     is."""
-    torch = sys.modules.get("torch")
     if is_a(value, np.ndarray) and value.ndim == 0:
         return value[()]
-    if torch is not None and is_a(value, torch.Tensor) and value.ndim == 0 and not value.is_meta:
+    if is_torch(value) and value.ndim == 0 and not value.is_meta:
         return value.item()
     return value
 
@@ -439,22 +444,24 @@ def _hinted(says: str, hint: str) -> str:
 # ---- from annotations ----------------------------------------------------------------------------------------------
 
 
+_PLAIN: dict[Any, Rule] = {
+    int: Whole(),
+    float: number(),
+    str: Text(),
+    bool: Flag(),
+    bytes: Bytes(),
+    Any: Anything(),
+    object: Anything(),
+}
+
+
 def rule_of(annotation: Any) -> Rule:
     """The rule that an annotation states. One that has none is a fault of ours, found when the class is first used."""
-    plain: dict[Any, Rule] = {
-        int: Whole(),
-        float: number(),
-        str: Text(),
-        bool: Flag(),
-        bytes: Bytes(),
-        Any: Anything(),
-        object: Anything(),
-    }
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return arguments[1]
-    if annotation in plain:
-        return plain[annotation]
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
     if origin is Literal:
         return OneOf(arguments)
     if origin in (Union, types.UnionType):

@@ -1,7 +1,6 @@
 """Tensors that belong to no framework, and how numbers come into them: from lists, from numpy and from torch."""
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from stovetop.checks import take
 from stovetop.errors import InvalidRequest
-from stovetop.rules import Instance, ListOf, OneOf, Whole, is_a, shown
+from stovetop.rules import Instance, ListOf, OneOf, Whole, is_a, is_torch, shown
 
 if TYPE_CHECKING:
     import torch
@@ -172,9 +171,3 @@ def _numpy_of(what: str, tensor: "torch.Tensor") -> npt.NDArray[np.generic]:
         raise InvalidRequest(f"{what} must be dense and hold its numbers, see to_dense() and dequantize(): {kind}")
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
-
-
-def is_torch(value: object) -> bool:
-    """Where torch is not loaded, nothing is a tensor of it: it is not loaded to say so."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)

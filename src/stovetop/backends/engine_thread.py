@@ -39,7 +39,7 @@ class EngineThread:
         self._waiting: dict[ops.Op, _Accepted] = {}
         self._closed = False
         self._dropped: ServiceClosed | None = None  # why what has not begun is not done
-        self._warns = True  # of calls that are dropped
+        self._warns = True  # that calls were dropped; the thread knows how many when it ends
         self._finishing = False  # the thread has seen the closing mark, behind which nothing comes
         self._lock = threading.Lock()  # protects _closed, so that nothing is put behind the closing mark
         self._work = Interruptible()
@@ -78,7 +78,8 @@ class EngineThread:
 
     def drop(self, reason: str, *, warn: bool = True) -> None:
         """What was accepted and has not begun is not done: its futures fail with `reason`. Accepts no more. The log
-        says how many calls these are, as a warning unless their owner knows: who sees an exception needs no other."""
+        says how many calls that were: as a warning, or with `warn` False, where an exception tells it already, as
+        information."""
         self._warns = warn
         self._dropped = self._dropped or ServiceClosed(f"dropped because {reason}")
         self.finish()
