@@ -1,4 +1,4 @@
-"""Brings a base model to this machine: download, check, convert once. What can be fetched, and where it lies, stands in
+"""Brings a base model to this machine: download, check, convert once. What can be fetched, and where it lies, is in
 model_store.py.
 
 A fetch may be killed anywhere. The model's folder appears whole or not at all, a finished download is used by the next

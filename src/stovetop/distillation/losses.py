@@ -1,5 +1,5 @@
 """How far a student's distribution is from its teacher's. Where a teacher's distributions come from, and how they
-become data, stands in off_policy; the reverse KL of sampled tokens is in on_policy.
+become data, is in off_policy; the reverse KL of sampled tokens is in on_policy.
 
 In the formulas p is the teacher's distribution over the next token and q the student's.
 

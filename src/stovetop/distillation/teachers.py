@@ -1,4 +1,4 @@
-"""Teachers: sampling clients of models that read what the student reads. What is learnt from them stands in on_policy,
+"""Teachers: sampling clients of models that read what the student reads. What is learnt from them is in on_policy,
 where the student writes and the teacher scores, and in off_policy, where the teacher shows.
 """
 

@@ -1,5 +1,5 @@
 """Comparisons from rows, and data from comparisons: pairs for the losses on pairs, chats for preference models. How
-the rows of a named dataset are read stands with the tasks.
+the rows of a named dataset are read is in its task.
 
 Shape suffixes: `D` datums, `N` positions of one datum, `P` pairs.
 """

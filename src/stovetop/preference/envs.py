@@ -44,7 +44,7 @@ def get_pairs(num_players: int, pattern: TournamentPattern) -> list[tuple[int, i
 
 def get_pairs_chunked(num_players: int, pattern: TournamentPattern, chunk_size: int) -> list[tuple[int, int]]:
     """The matchups when only players of the same chunk meet: 0 to chunk_size - 1, and so on. The number of matchups is
-    then linear in that of players. A last chunk may be smaller, and a player alone in it meets nobody."""
+    then linear in that of players. A last chunk may be smaller, and a player alone in it has no matchup."""
     if chunk_size < 1:
         raise InvalidRequest(f"the matchup group size must be at least 1: {chunk_size}")
     return [

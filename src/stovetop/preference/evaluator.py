@@ -1,5 +1,5 @@
 """How often a policy's answers are preferred to reference answers. When an evaluator runs, and what else it may be,
-stands in evaluators.
+is in evaluators.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,5 @@
 """Losses on pairs of answers: values, and one pure function for each. No client, no tokens: where the logprobs of a
-reference come from stands in supervised.logprobs, how pairs become data in datasets.
+reference come from is in supervised.logprobs, how pairs become data in datasets.
 
 Every loss is a **mean over pairs**. In the formulas c and r are the summed logprobs of the chosen and the rejected
 answer, c' and r' those under the reference model, |c| and |r| the numbers of tokens, the end of the turn included, and

@@ -1,4 +1,4 @@
-"""The reference of a policy: which frozen weights it is compared with. What these make of data stands in
+"""The reference of a policy: which frozen weights it is compared with. What these make of data is in
 supervised.logprobs.
 """
 

@@ -49,7 +49,7 @@ class Verdict(Enum):
 
     @property
     def score(self) -> float:
-        """As a PreferenceModel's. No answer favours nobody."""
+        """As a PreferenceModel's; 0 where the token is no answer, as for a tie."""
         return {Verdict.A: -1.0, Verdict.B: 1.0, Verdict.TIE: 0.0, Verdict.NONE: 0.0}[self]
 
     def __bool__(self) -> bool:

@@ -1,5 +1,5 @@
 """The words of preference learning, as values: two answers to one prompt, and which of them is better. Where they come
-from stands in datasets, how one becomes tokens in comparison_renderer.
+from is in datasets, how one becomes tokens in comparison_renderer.
 
 Glossary. A *comparison* is a prompt with two *completions*, A and B: each is the messages that answer the prompt, most
 often one. Its *label* says which is better. The better one is *chosen*, the other *rejected*. A *tie* has neither.

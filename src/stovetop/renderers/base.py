@@ -1,5 +1,5 @@
 """What a renderer is, and the pure functions that every renderer is made of: which messages are trained on, how
-rendered text becomes tokens and weights, how sampled tokens become a message. How a family writes its turns stands in
+rendered text becomes tokens and weights, how sampled tokens become a message. How a family writes its turns is in
 its file.
 
 A renderer owns four things of a family: the prompt, the loss mask, the stop condition, the parser.

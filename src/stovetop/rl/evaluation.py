@@ -1,4 +1,4 @@
-"""How well a policy does on held-out problems. When an evaluator runs, and what else it may be, stands in evaluators.
+"""How well a policy does on held-out problems. When an evaluator runs, and what else it may be, is in evaluators.
 
 Shape suffixes: `P` problems.
 """

@@ -58,9 +58,8 @@ class SamplingPolicy:
     def __init__(
         self, sampling_client: SamplingClient, max_tokens: int, temperature: float = 1.0, seed: int | None = None
     ) -> None:
-        SamplingParams(
-            max_tokens, seed, temperature=temperature
-        )  # refused here, not as one failed rollout after another
+        # What is wrong with these is refused here, not as one failed rollout after another.
+        SamplingParams(max_tokens, seed, temperature=temperature)
         self._client = sampling_client
         self._max_tokens = max_tokens
         self._temperature = temperature
@@ -280,7 +279,7 @@ class _Rules:
     max_retries: int
     timeout_s: float | None
     raises: bool  # whatever retries did not mend; False: what is not the group's own failure
-    min_successful: Annotated[int, Whole(1)] | None = None
+    min_successful: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +421,7 @@ async def _answer_of(answer: Awaitable[T], what: str) -> T:
 
 
 async def _or_error(answer: Awaitable[T]) -> T:
-    """Where the user's code waited for something that was cancelled, while nobody cancelled the rollout, that is a
+    """Where the user's code waited for something that was cancelled, and the rollout was not, that is a
     failure like any other. As a cancellation it would end the batch without a word."""
     try:
         return await answer

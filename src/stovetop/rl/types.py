@@ -89,7 +89,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. `final_ob` is the observation after the last action, which nobody answered to. Where a limit ended
+    """One episode. `final_ob` is the observation after the last action, which was not answered. Where a limit ended
     the episode, no transition is done."""
 
     transitions: Sequence[Transition]

@@ -1,8 +1,8 @@
 """Readers of the stream that write files into the run directory: its record. The terminal's is in `console.py`.
 
-A power cut costs no row of metrics, each of which is synced to the disk. Of the other events it costs at most those
-since the last row of metrics but a second: they are synced with such a row, once a second at most, and when the stream
-is synced or closed. The end of the process, however it comes, costs none of either.
+Each row of metrics is synced to the disk at once: a power cut costs none. Other events are synced when a row of metrics
+comes, but at most once a second, and when the stream is synced or closed: a power cut costs those since then. The end
+of the process, however it comes, costs neither.
 """
 
 import time
