@@ -1,6 +1,7 @@
 """What one CUDA card does with random weights in the shapes of real models, and how far from its ceilings that is.
 
     python benchmarks/gpu.py                # at most four minutes; a table comes last
+    python benchmarks/gpu.py --untried      # the same with what is off otherwise (engine/untried)
     python benchmarks/gpu.py --smoke        # every line of it on a CPU, with tiny shapes
 
 Needs torch, transformers, safetensors, numpy and peft; the package need not be installed. Ceilings are measured first:
@@ -32,7 +33,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.model import adopt
+from stovetop.engine.model.loading import adopt
+from stovetop.engine.untried.captured import on_cuda
+from stovetop.engine.untried.ragged_attention import by_ragged_kernel
 from stovetop.losses import CrossEntropy, ImportanceSampling
 from stovetop.types import AdamParams, Datum, LoraConfig, ModelInput, SampledSequence, SamplingParams
 
@@ -89,6 +92,7 @@ class Plan:
     new_tokens: int = 64
     copied_bytes: int = 2**31
     matrix: int = 8192
+    untried: bool = False
 
 
 def smoke_plan() -> Plan:
@@ -229,7 +233,9 @@ def datum(tokens: list[int]) -> Datum:
 def ours(name: str, plan: Plan, ceilings: Ceilings, attempt: Attempt, lines: dict[str, Line]) -> None:
     config = plan.shapes[name]
     model = random_model(config, plan, "eager")
-    engine = Engine(adopt(model, name, fingerprint=name, device=plan.device))
+    kernel = by_ragged_kernel if plan.untried else None
+    base = adopt(model, name, fingerprint=name, device=plan.device, pack_kernel=kernel)
+    engine = Engine(base, record_decoding=on_cuda if plan.untried else None)
     [adapter] = do(engine, [ops.CreateAdapter(LoraConfig(rank=RANK, seed=0, train_unembed=False))])
     item = plan.dtype.itemsize
 
@@ -421,6 +427,7 @@ def print_table(lines: list[Line]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on the CPU")
+    parser.add_argument("--untried", action="store_true", help="with the parts of the engine that are off otherwise")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--seconds", type=float, default=230, help="begin no measurement after this many")
     parser.add_argument("--json", type=Path)
@@ -428,7 +435,7 @@ def main() -> int:
     if not options.smoke and not torch.cuda.is_available():
         parser.error("there is no CUDA card here; --smoke runs tiny shapes on the CPU")
     chosen = {name: SHAPES[name] for name in options.models}
-    plan = smoke_plan() if options.smoke else Plan("cuda", torch.bfloat16, chosen)
+    plan = smoke_plan() if options.smoke else Plan("cuda", torch.bfloat16, chosen, untried=options.untried)
     run = Run(plan, time.monotonic() + options.seconds)
     card = "CPU" if options.smoke else torch.cuda.get_device_name()
     ceilings = measure_ceilings(plan)

@@ -26,8 +26,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.model import adopt
-from stovetop.engine.training import Adapter
+from stovetop.engine.model.loading import adopt
+from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import Datum, LoraConfig, ModelInput, SamplingParams

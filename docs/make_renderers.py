@@ -18,7 +18,7 @@ from stovetop.client import Tokenizer
 from stovetop.renderers import get_renderer, supported_renderers
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import FunctionCall, Message, ThinkingPart, ToolCall, ToolSpec
-from stovetop.tracking.show import stretches
+from stovetop.renderers.show import stretches
 
 PAGE = Path(__file__).parent / "renderers.md"
 

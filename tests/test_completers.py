@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient, ServiceClient
 from stovetop.completers import SamplingMessageCompleter, SamplingTokenCompleter, StopCondition, TokensWithLogprobs
 from stovetop.concurrency import map_together

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stovetop.backends.failing_disk import FailingDisk, Operation
+from stovetop.backends.recording.failing_disk import FailingDisk, Operation
 from stovetop.durable import (
     MANIFEST,
     append_row,

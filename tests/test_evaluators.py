@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.errors import InvalidRequest
 from stovetop.evaluators import compute_classification_metrics, run_evaluators

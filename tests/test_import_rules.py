@@ -21,10 +21,12 @@ LINES = [
     ["completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
     ["server", "backends", "engine"],
     [
+        "input_checks",
         "client",
         "futures",
         "losses",
         "sdk_differences",
+        "saved_states",
         "types",
         "model_input",
         "tensors",
@@ -35,12 +37,25 @@ LINES = [
         "hub",
         "gguf_files",
         "durable",
+        "target_names",
         "checks",
         "rules",
         "errors",
     ],
 ]
 ORDER = [unit for line in LINES for unit in line]
+
+# Within the engine, likewise; but what is on one line of this table imports nothing of that line.
+ENGINE_LINES = [
+    ["engine"],
+    ["scheduler", "residency", "untried"],
+    ["training", "sampling"],
+    ["model"],
+    ["files"],
+    ["lora"],
+    ["kernels"],
+    ["ops", "machine"],
+]
 
 ROOT = "stovetop"  # the package itself, as in `import stovetop` or `from stovetop import AdamParams`
 ROOT_MAY_IMPORT = {"client", "futures", "losses", "types", "errors"}
@@ -90,9 +105,8 @@ def test_contributing_shows_the_table_without_what_is_still_to_come() -> None:
     table, _, _ = section.partition("Torch and transformers")
     lines = re.findall(r"^    \S.*(?:\n        .*)*", table, re.MULTILINE)
     there_are = {unit_of(path) for path in SOURCES}
-    assert [re.split(r",\s+", line.strip()) for line in lines] == [
-        [unit for unit in line if unit in there_are] for line in LINES
-    ]
+    table = [[unit for unit in line if unit in there_are] for line in LINES]
+    assert [re.split(r",\s+", line.strip()) for line in lines] == [*table, *ENGINE_LINES]
 
 
 def test_a_module_imports_only_what_stands_below_it_or_to_its_right() -> None:
@@ -104,6 +118,26 @@ def test_a_module_imports_only_what_stands_below_it_or_to_its_right() -> None:
         if not may_import(unit_of(path), imported)
     ]
     assert wrong == []
+
+
+def test_a_part_of_the_engine_imports_only_parts_on_lines_below_it() -> None:
+    line_of = {part: number for number, line in enumerate(ENGINE_LINES) for part in line}
+    wrong = [
+        f"{found.where} imports engine.{imported}"
+        for path in SOURCES
+        if (importer := engine_part_of(path)) is not None
+        for found in imports_of(path)
+        for imported in engine_parts_imported(found)
+        if imported != importer and line_of[imported] <= line_of[importer]
+    ]
+    assert wrong == []
+
+
+def test_no_two_modules_of_the_engine_import_each_other_not_even_for_types() -> None:
+    modules = {module_of(path): path for path in SOURCES if unit_of(path) == "engine"}
+    imports = {name: imported_modules(path, set(modules)) for name, path in modules.items()}
+    circles = [" -> ".join(circle) for name in imports if (circle := way(imports, name, name)) is not None]
+    assert circles == []
 
 
 def test_torch_and_transformers_stand_at_the_top_of_engine_modules_only() -> None:
@@ -157,6 +191,47 @@ class A:
     assert [units_imported(each) for each in found] == [set(), {"rl"}, {"engine", ROOT}, {"cli"}]
 
 
+def engine_part_of(path: Path) -> str | None:
+    """The subpackage, or module beside it, that a file of the engine belongs to."""
+    parts = name_of(path).split("/")
+    if parts[0] != "engine" or parts[1] == "__init__.py":
+        return None
+    return parts[1].removesuffix(".py")
+
+
+def engine_parts_imported(found: Import) -> set[str]:
+    pieces = found.module.split(".")
+    if pieces[:2] != [ROOT, "engine"]:
+        return set()
+    return {pieces[2]} if len(pieces) > 2 else set(found.names)
+
+
+def module_of(path: Path) -> str:
+    name = name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"{ROOT}.{name}"
+
+
+def imported_modules(path: Path, known: set[str]) -> set[str]:
+    """Those of `known` that a file imports, `from package import module` included."""
+    found = imports_of(path)
+    names = {each.module for each in found} | {f"{each.module}.{name}" for each in found for name in each.names}
+    return names & known - {module_of(path)}
+
+
+def way(imports: dict[str, set[str]], start: str, end: str) -> list[str] | None:
+    """Modules from `start` to `end`, each importing the next; None if there is no such way."""
+    ways, seen = [[start]], set[str]()
+    while ways:
+        so_far = ways.pop()
+        for name in sorted(imports[so_far[-1]]):
+            if name == end:
+                return [*so_far, name]
+            if name not in seen:
+                seen.add(name)
+                ways.append([*so_far, name])
+    return None
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
 
@@ -171,6 +246,7 @@ def root_of(found: Import) -> str:
 
 
 def imports_of(path: Path) -> list[Import]:
+    """Wherever they stand: those under `if TYPE_CHECKING` as `at_top` False, as those of functions."""
     return list(_imports(ast.parse(path.read_text()), name_of(path), at_top=True))
 
 

@@ -7,21 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stovetop.errors import InvalidRequest, UnknownName
-from stovetop.losses import (
-    CISPO,
-    DRO,
-    GSPO,
-    LOSSES,
-    PPO,
-    CrossEntropy,
-    ImportanceSampling,
-    ModelLimits,
-    check_data,
-    check_model_input,
-    check_shapes,
-    parse_loss,
-    temperature_of,
-)
+from stovetop.input_checks import ModelLimits, check_data, check_model_input, check_shapes
+from stovetop.losses import CISPO, DRO, GSPO, LOSSES, PPO, CrossEntropy, ImportanceSampling, parse_loss, temperature_of
 from stovetop.types import Datum, ImageChunk, ModelInput, TensorData
 
 LIMITS = ModelLimits("tiny", vocab_size=100, context_length=8)

@@ -362,7 +362,7 @@ def _play(words: Sequence[str]) -> Action:
 
 
 async def _play_and_print(task: str, index: int) -> None:
-    from stovetop.backends.byte_tokenizer import ByteTokenizer
+    from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
     from stovetop.renderers import get_renderer
     from stovetop.rl.play import play_w_env
     from stovetop.tasks import task_builders
@@ -407,8 +407,8 @@ def _show_chats(options: argparse.Namespace, train_on_what: "TrainOnWhat") -> No
     from stovetop.datasets import load_chats
     from stovetop.model_families import recommended_renderer_name
     from stovetop.renderers import get_renderer
+    from stovetop.renderers.show import describe_chat
     from stovetop.tokenizer import get_tokenizer
-    from stovetop.tracking.show import describe_chat
 
     chats = load_chats(options.chats)  # before a hub is asked, which takes its time to say no
     try:

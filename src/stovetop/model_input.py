@@ -18,7 +18,7 @@ from stovetop.value import Value
 def _token_ids(tokens: Iterable[int]) -> tuple[int, ...]:
     """Whether all are Python's own integers, their sum tells fastest: only of those it is one. (Integers of numpy,
     which would overflow in a sum, are seen by the first. A True behind the first is not seen here: to look for it costs
-    more than all the rest. The verbs see it, `losses.check_model_input`.)"""
+    more than all the rest. The verbs see it, `input_checks.check_model_input`.)"""
     ids = tuple(tokens if tokens.__class__ is list else in_order("tokens", tokens))
     try:
         if not ids or (type(ids[0]) is int and type(sum(ids)) is int):

@@ -11,7 +11,7 @@ import pytest
 from examples import OTHER_TOKENS, TOKENS, datum, logprobs, train
 from providers import Provider
 
-from stovetop.backends.failing_disk import FailingDisk, Operation
+from stovetop.backends.recording.failing_disk import FailingDisk, Operation
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, RequestFailedError, TornCheckpoint
 from stovetop.types import AdamParams

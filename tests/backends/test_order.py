@@ -12,6 +12,7 @@ from examples import OTHER_TOKENS, TOKENS, datum, logprobs
 
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.recording.service import RecordingEngine
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.concurrency import together
@@ -109,10 +110,10 @@ def test_threads_may_share_a_service_and_lose_nothing() -> None:
 def test_threads_that_ask_for_a_model_at_once_load_it_once() -> None:
     opened: list[str] = []
 
-    def open_engine(name: str) -> recording.RecordingEngine:
+    def open_engine(name: str) -> RecordingEngine:
         opened.append(name)
         time.sleep(0.02)
-        return recording.RecordingEngine(name, 0, 0.0, [], LOCAL_DISK)
+        return RecordingEngine(name, 0, 0.0, [], LOCAL_DISK)
 
     with InProcessServiceClient.over(open_engine, Path("unused"), models=list, labels=RunLabels()) as service:
         threads = [

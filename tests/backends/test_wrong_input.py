@@ -38,7 +38,7 @@ from wrong_values import (
 )
 
 import stovetop
-from stovetop import client, losses, rest_types, types
+from stovetop import client, input_checks, losses, rest_types, types
 from stovetop.backends import local, recording
 from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, StovetopError
@@ -56,7 +56,7 @@ INPUTS: list[type[Any]] = [
     types.SamplingParams,
     types.PromptProvenanceSpan,
     types.SampledProvenanceSpan,
-    losses.ModelLimits,
+    input_checks.ModelLimits,
     *losses.LOSSES.values(),
     recording.Raises,
     recording.NonFiniteGradient,

@@ -156,6 +156,7 @@ OPTIONS: dict[str, list[Any]] = {  # of ServiceClient(...) and of each provider
     "local.recompute": [1, "no"],
     "local.max_adapter_bytes": [-1, 2.5, "1GB", True],
     "local.max_kv_bytes": [-1, 0, 2.5, "1GB", True],
+    "local.untried": [5, "captured_decoding", ["captured"], [1], ["captured_decoding"]],  # the last: on a CPU
     "local.download": [5, "hub", lambda: None],
     "recording.seed": [*NO_INTEGER, -1],
     "recording.latency_s": [None, "1", -1.0, NAN, INF, True, lambda: 1.0],

@@ -6,7 +6,7 @@ import pytest
 
 from engine.tiny import VOCAB_SIZE
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient
 from stovetop.completers import SamplingMessageCompleter
 from stovetop.distillation.losses import GeneralizedJSD, divergence_loss_fn

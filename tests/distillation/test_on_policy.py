@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import TokensWithLogprobs
 from stovetop.distillation.datasets import CompositeDataset, PromptOnlyDataset, SourcedGroupBuilder
 from stovetop.distillation.on_policy import SourcedDatum, assemble_sourced_data, incorporate_teacher_kl

@@ -4,7 +4,7 @@ import pytest
 
 from engine import tiny
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.distillation.teachers import TeacherConfig, check_same_language, create_teachers
 from stovetop.errors import InvalidRequest
 

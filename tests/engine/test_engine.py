@@ -5,7 +5,7 @@ import torch
 
 from engine import tiny
 from stovetop.engine import ops
-from stovetop.engine.lora import chosen
+from stovetop.engine.lora.weights import chosen
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import LoraConfig, ModelInput, SamplingParams

@@ -6,14 +6,14 @@ import platform
 import pytest
 
 from processes import run_python
-from stovetop.engine.host_memory import keep_freed_memory
+from stovetop.engine.machine import keep_freed_memory
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets what only the GNU C library has")
 
 HEAP_AFTER_A_BLOCK_WAS_FREED = """
 import ctypes, json, sys
 import torch
-from stovetop.engine.host_memory import keep_freed_memory
+from stovetop.engine.machine import keep_freed_memory
 
 class Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("arena", "ordblks", "smblks", "hblks", *"ABCDEF")]

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from engine import tiny
-from stovetop.engine import ops, sampler
+from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.model import BaseModel, adopt
-from stovetop.engine.routing import Stack
+from stovetop.engine.lora.routing import Stack
+from stovetop.engine.model.base_model import BaseModel
+from stovetop.engine.model.loading import adopt
+from stovetop.engine.sampling import sampler
 from stovetop.engine.scheduler import Scheduler
-from stovetop.engine.training import Adapter
+from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import InvalidRequest
 from stovetop.losses import PPO, CrossEntropy, ImportanceSampling, Loss
 from stovetop.types import AdamParams, Datum, LoraConfig, ModelInput, SampleResponse, SamplingParams

@@ -10,8 +10,7 @@ from engine import tiny
 from stovetop.backends.local import open_service
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.lora import AdapterWeights
-from stovetop.engine.optim import Moments
+from stovetop.engine.lora.weights import AdapterWeights, Moments
 from stovetop.engine.residency import Residency
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy

@@ -10,10 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.kv_budget import KVBudget
-from stovetop.engine.lora import AdapterWeights
-from stovetop.engine.model import BaseModel, adopt
-from stovetop.engine.training import Adapter
+from stovetop.engine.lora.weights import AdapterWeights
+from stovetop.engine.model.base_model import BaseModel
+from stovetop.engine.model.loading import adopt
+from stovetop.engine.sampling.kv_budget import KVBudget
+from stovetop.engine.training.adapter import Adapter
 from stovetop.types import AdamParams, Datum, LoraConfig, ModelInput
 
 VOCAB_SIZE = 512

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.preference.types import Comparison, Label, LabeledComparison
 from stovetop.renderers.messages import Message, get_text_content
 from stovetop.renderers.template import ChatTemplateRenderer

@@ -10,7 +10,7 @@ from PIL import Image
 
 from renderers.families import qwen3_image_processor
 from renderers.languages import chatml, save
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
 from stovetop.preference.datasets import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import TokensWithLogprobs
 from stovetop.errors import GradeError, InvalidRequest, UnknownName
 from stovetop.preference.datasets import LabeledComparisons

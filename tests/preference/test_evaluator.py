@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture, resolved

@@ -6,7 +6,7 @@ import pytest
 
 from engine import tiny
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.checkpoints import save_checkpoint
 from stovetop.client import SamplingClient
 from stovetop.engine import ops

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from stovetop.backends import recording
+from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.errors import GradeError, UnknownName
 from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
 from stovetop.preference.datasets import comparison_to_datum
@@ -19,9 +20,7 @@ from .examples import RENDERER, Judge, comparison, labeled
 JUDGED = ComparisonRendererFromChatRenderer(RENDERER)
 
 
-async def judge_trained_to_say(
-    service: recording.InProcessServiceClient, label: str
-) -> PreferenceModelFromChatRenderer:
+async def judge_trained_to_say(service: InProcessServiceClient, label: str) -> PreferenceModelFromChatRenderer:
     trainer = await service.create_lora_training_client("any/name")
     trainer.forward_backward([comparison_to_datum(labeled(label), JUDGED)], "cross_entropy")
     trainer.optim_step(AdamParams(learning_rate=20.0))

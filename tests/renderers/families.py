@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from renderers import languages, real_tokenizers
 from renderers.conversations import Features
 from renderers.oracle import Oracle, trl_template
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import Tokenizer
 from stovetop.renderers.images import ImageProcessor
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from renderers.languages import chat, chatml
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers.base import (
     ParseTermination,

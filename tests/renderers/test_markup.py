@@ -5,7 +5,7 @@ import pytest
 
 from renderers import real_tokenizers
 from renderers.languages import chatml
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import Tokenizer
 from stovetop.renderers.base import ParseTermination
 from stovetop.renderers.markup import Markup, parse_marked_response, stream_marked_response

@@ -6,7 +6,7 @@ import pytest
 
 from renderers.families import FAMILIES
 from renderers.languages import chatml, save
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers import ImageProcessor, get_renderer, supported_renderers

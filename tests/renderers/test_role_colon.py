@@ -3,7 +3,7 @@ import random
 import pytest
 
 from renderers.languages import chat, chatml, random_chat, trained_tokens
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import ParseTermination, TrainOnWhat
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall, ensure_text

@@ -15,7 +15,7 @@ from renderers.languages import (
     thinking,
     trained_tokens,
 )
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import ParseTermination, TrainOnWhat

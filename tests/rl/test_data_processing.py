@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from stovetop.completers import TokensWithLogprobs
 from stovetop.errors import InvalidRequest
-from stovetop.losses import ModelLimits, check_data, parse_loss
+from stovetop.input_checks import ModelLimits, check_data
+from stovetop.losses import parse_loss
 from stovetop.rl.advantages import GAE, compute_advantages
 from stovetop.rl.data_processing import (
     DatumMetadata,

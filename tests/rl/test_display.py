@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import TokensWithLogprobs
 from stovetop.rl.display import format_trajectory, trajectories_page
 from stovetop.rl.types import Trajectory, TrajectoryGroup, Transition

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.evaluation import RLTestSetEvaluator

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.completers import StopCondition
 from stovetop.rl.advantages import CENTRED, GAE, Centred, Estimator, LeaveOneOut, Standardised

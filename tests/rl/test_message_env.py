@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import StopCondition, TokensWithLogprobs
 from stovetop.errors import EnvError
 from stovetop.renderers.messages import Message, get_text_content

@@ -9,7 +9,7 @@ from string import ascii_lowercase
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, without_mask

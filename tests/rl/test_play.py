@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers import get_renderer
 from stovetop.rl.message_env import EnvFromMessageEnv

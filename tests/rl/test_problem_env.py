@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import StopCondition, TokensWithLogprobs
 from stovetop.errors import EnvError, GradeError, InvalidRequest
 from stovetop.renderers import get_renderer

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import TokensWithLogprobs
 from stovetop.errors import InvalidRequest, RequestFailedError, ServiceClosed
 from stovetop.renderers import get_renderer

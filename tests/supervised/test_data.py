@@ -11,7 +11,7 @@ from PIL import Image
 
 from renderers.families import qwen3_image_processor
 from renderers.languages import chat, chatml, save, thinking
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest, NothingToTrain, UnknownName
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.renderers.images import image_part

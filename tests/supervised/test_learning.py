@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.renderers.messages import Message
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.supervised.data import ChatDataset, conversations_to_data

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import TrainingClient
 from stovetop.renderers.messages import Message
 from stovetop.renderers.template import ChatTemplateRenderer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import StopCondition, TokensWithLogprobs
 from stovetop.renderers.messages import Message
 from stovetop.renderers.template import ChatTemplateRenderer

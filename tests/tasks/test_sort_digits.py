@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from stovetop.backends.byte_tokenizer import ByteTokenizer
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import TokensWithLogprobs
 from stovetop.datasets import Row
 from stovetop.renderers.template import ChatTemplateRenderer

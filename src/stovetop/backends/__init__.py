@@ -1,11 +1,9 @@
 """Providers of the protocols in `client.py`: one file or folder each, and the one that a `base_url` names.
 
-local.py       the engine in this process               recording.py   a deterministic fake that learns
+local.py       the engine in this process               recording/     a deterministic fake that learns
 remote.py      a server, through the official SDK (to come)
 
-in_process.py, training_client.py, sampling_client.py, opened_base.py, engine_thread.py, saved_runs.py and
-older_names.py are the service and the clients that local and recording share; bigram.py, byte_tokenizer.py and
-failing_disk.py belong to recording.
+The other files are the service and the clients that local and recording share.
 """
 
 import inspect

@@ -18,10 +18,10 @@ from stovetop.backends.training_client import InProcessTrainingClient
 from stovetop.checks import checked
 from stovetop.client import MAX_NAME, BaseModel, CloseStatus, ServiceClient, StatePath, UserMetadata
 from stovetop.engine import ops
-from stovetop.engine.saved_states import base_model_of
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, resolved
 from stovetop.model_store import canonical_name
+from stovetop.saved_states import base_model_of
 from stovetop.sdk_differences import refuse_to_pickle, require_neutral
 from stovetop.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, Rank, Seed, SupportedModel
 

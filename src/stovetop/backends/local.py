@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,10 +17,11 @@ from stovetop.model_store import Download, hub_download, known_models, require_m
 from stovetop.rules import Anything, Function, Text, Whole
 
 if TYPE_CHECKING:
-    from stovetop.engine.merge import MergeReport
+    from stovetop.engine.files.merge import MergeReport
 
 log = logging.getLogger(__name__)
 
+Untried = Literal["captured_decoding", "ragged_attention"]
 Device = Annotated[str, Text("'cpu', 'cuda' or 'cuda:0', 'cuda:1' ...", re.compile(r"cpu|cuda(:\d+)?").fullmatch)]
 
 
@@ -39,6 +41,7 @@ def open_service(
     recompute: bool | None = None,
     max_adapter_bytes: Annotated[int, Whole(0, hint="leave it out for half of what is available")] | None = None,
     max_kv_bytes: Annotated[int, Whole(1, hint="leave it out for 0.3 of what is available")] | None = None,
+    untried: Sequence[Untried] = (),
     disk: Annotated[Disk, Anything()] = LOCAL_DISK,
     download: Annotated[Download, Function(1, "(name) -> path of a folder")] | None = hub_download,
 ) -> InProcessServiceClient:
@@ -63,6 +66,8 @@ def open_service(
                            runs out, some wait, or leave and go on later, with the same results. A sample without
                            max_tokens ends where the context or this memory ends; a request that would not even fit
                            alone is refused. None: 0.3 of what is available
+    untried                parts of the engine that have run on no device yet and are off otherwise, by name: see
+                           `engine/untried/`. Both are for device="cuda"
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
 
     On a CPU the GNU C library is told to keep freed memory, up to 1 GiB, for the next pass. This too is the process's.
@@ -72,10 +77,14 @@ def open_service(
         import torch
 
         from stovetop.engine.engine import Engine
-        from stovetop.engine.host_memory import keep_freed_memory
-        from stovetop.engine.loading import load_model
-        from stovetop.engine.threads import fastest_threads
+        from stovetop.engine.machine import fastest_threads, keep_freed_memory
+        from stovetop.engine.model.loading import load_model
 
+        pack_kernel = record_decoding = None
+        if "ragged_attention" in untried:
+            from stovetop.engine.untried.ragged_attention import by_ragged_kernel as pack_kernel
+        if "captured_decoding" in untried:
+            from stovetop.engine.untried.captured import on_cuda as record_decoding
         if device == "cpu":
             keep_freed_memory()
         if threads == "probe":
@@ -83,7 +92,12 @@ def open_service(
         elif threads is not None:
             torch.set_num_threads(threads)
         model = load_model(
-            require_model(base_model, download), base_model, device=device, dtype=dtype, deterministic=deterministic
+            require_model(base_model, download),
+            base_model,
+            device=device,
+            dtype=dtype,
+            deterministic=deterministic,
+            pack_kernel=pack_kernel,
         )
         return Engine(
             model,
@@ -94,8 +108,11 @@ def open_service(
             max_kv_bytes=max_kv_bytes,
             idle_folder=folder,
             disk=disk,
+            record_decoding=record_decoding,
         )
 
+    if untried and device == "cpu":
+        raise InvalidRequest(f"untried must be empty with device='cpu': all of it is for CUDA; leave it out: {untried}")
     labels = RunLabels(user_metadata or {}, display_name, project_id)
     folder = Path.home() / ".stovetop" if storage is None else Path(storage)
     return InProcessServiceClient.over(open_engine, folder, models=known_models, labels=labels)
@@ -111,10 +128,10 @@ def export_merged(
     """
     import torch
 
-    from stovetop.engine.adapter_files import check_head, read_adapter
-    from stovetop.engine.loading import fingerprint
-    from stovetop.engine.merge import stored_head, write_merged
-    from stovetop.engine.saved_states import base_model_of, describe
+    from stovetop.engine.files.adapter_files import check_head, read_adapter
+    from stovetop.engine.files.merge import stored_head, write_merged
+    from stovetop.engine.model.loading import fingerprint
+    from stovetop.saved_states import base_model_of, describe
 
     state = describe(Path(checkpoint))
     base = require_model(base_model or base_model_of(Path(checkpoint)))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stovetop.backends.engine_thread import EngineThread
-from stovetop.engine.saved_states import SavedState, describe
 from stovetop.errors import CheckpointError
+from stovetop.saved_states import SavedState, describe
 
 
 @dataclass(frozen=True, slots=True)

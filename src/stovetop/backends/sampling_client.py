@@ -1,25 +1,20 @@
 """The sampling client over an engine in this process: it checks its input, completes it (a seed, how many tokens), and
 enqueues an op on the engine's thread."""
 
-import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-
-import numpy as np
 
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, checked_state
 from stovetop.checks import checked, take, unchecked
 from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Tokenizer
 from stovetop.engine import ops
-from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture
-from stovetop.losses import ModelLimits, check_model_input, check_token_ids
+from stovetop.input_checks import check_model_input, check_stop, completed, fitting_memory
 from stovetop.rules import Whole
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
-from stovetop.types import SampledSequence, SampleResponse, SamplingParams, TensorData
+from stovetop.types import SampledSequence, SampleResponse, TensorData
 
 
 @with_older_names("sample", "compute_logprobs", value=True)
@@ -52,8 +47,8 @@ class InProcessSamplingClient:
         limits = self._base.thread.engine.limits
         check_model_input(prompt, limits, what="prompt")
         take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
-        self._check_stop(sampling_params)
-        params = _completed(sampling_params, prompt, limits)
+        check_stop(sampling_params, limits, self.get_tokenizer)
+        params = completed(sampling_params, prompt, limits)
         self._base.observe(
             Call(
                 "sampling",
@@ -73,24 +68,13 @@ class InProcessSamplingClient:
     ) -> APIFuture[list[float | None]]:
         limits = self._base.thread.engine.limits
         check_model_input(prompt, limits, what="prompt")
-        _checked_memory(f"the prompt has {prompt.length} tokens", prompt.length, limits)
+        fitting_memory(f"the prompt has {prompt.length} tokens", prompt.length, limits)
         self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
         return self._base.thread.call(
             "compute_logprobs",
             ops.ComputeLogprobs(self._weights, prompt),
             lambda logprobs: _last(logprobs, prompt_logprobs_last_n),
         )
-
-    def _check_stop(self, params: SamplingParams) -> None:
-        """A stop string needs a tokenizer, a stop token its place in the vocabulary."""
-        stop = () if params.stop is None else params.stop
-        ids = [item for item in stop if isinstance(item, int)]
-        if len(ids) < len(stop):
-            try:
-                self.get_tokenizer()
-            except InvalidRequest as error:
-                raise InvalidRequest(f"SamplingParams.stop has strings, but {error}") from error
-        check_token_ids(np.array(ids, np.int64), self._base.thread.engine.limits, what="SamplingParams.stop")
 
     def get_tokenizer(self) -> Tokenizer:
         return self._base.thread.engine.get_tokenizer()
@@ -142,31 +126,3 @@ def _as_asked(response: SampleResponse, sequence_ids: Sequence[str], last_n: int
         topk_prompt_logprobs=None if topk is None else _last(topk, last_n),
         prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
     )
-
-
-def _completed(params: SamplingParams, prompt: Prompt, limits: ModelLimits) -> SamplingParams:
-    """Params with a seed and a max_tokens that fits the context and, where it was left out, the memory."""
-    room = limits.context_length - prompt.length
-    what = f"the prompt has {prompt.length} tokens and max_tokens is {params.max_tokens}"
-    fitting = _checked_memory(what, prompt.length + (params.max_tokens or 1), limits)
-    max_tokens = min(room, fitting - prompt.length) if params.max_tokens is None else params.max_tokens
-    if max_tokens > room or room == 0:
-        remedy = f"lower max_tokens to {room}" if room else "shorten the prompt"
-        raise InvalidRequest(
-            f"{what}; together they exceed the context of {limits.name}, {limits.context_length}; {remedy}"
-        )
-    seed = secrets.randbits(63) if params.seed is None else params.seed
-    return replace(params, max_tokens=max_tokens, seed=seed)
-
-
-def _checked_memory(what: str, num_tokens: int, limits: ModelLimits) -> int:
-    """How long a sequence may become; one that could never fit into memory is refused."""
-    if limits.longest_sequence is None:
-        return limits.context_length
-    if limits.longest_sequence < num_tokens <= limits.context_length:
-        raise InvalidRequest(
-            f"{what}; {num_tokens} tokens in all do not fit into the memory for keys and values, which is enough for "
-            f"{limits.longest_sequence}; lower max_tokens, shorten the prompt, or open the service with a larger "
-            "max_kv_bytes"
-        )
-    return limits.longest_sequence

@@ -12,10 +12,10 @@ from stovetop.backends.older_names import with_older_names
 from stovetop.checks import checked
 from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath, UserMetadata, is_path
 from stovetop.durable import MANIFEST, read_manifest
-from stovetop.engine.saved_states import describe
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, RunNotFound, TornCheckpoint
 from stovetop.futures import APIFuture, resolved
 from stovetop.rest_types import KIND_OF_FOLDER
+from stovetop.saved_states import describe
 from stovetop.sdk_differences import require_neutral
 from stovetop.types import (
     Checkpoint,

@@ -16,7 +16,8 @@ from stovetop.client import CheckpointName, CustomLossFn, HowToStep, StatePath, 
 from stovetop.engine import ops
 from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture
-from stovetop.losses import Data, LossConfig, check_data, check_shapes, parse_loss
+from stovetop.input_checks import Data, check_data, check_shapes
+from stovetop.losses import LossConfig, parse_loss
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
 from stovetop.types import (
     ForwardBackwardOutput,

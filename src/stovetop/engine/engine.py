@@ -3,8 +3,8 @@
 
     submit(op) -> Ticket        step() -> what ended: schedule, run, post-process
 
-One base model, frozen and shared; any number of adapters on it. What an op does to an adapter stands in `training.py`,
-how samples are drawn in `sampler.py`, what runs when in `scheduler.py`.
+One base model, frozen and shared; any number of adapters on it. What an op does to an adapter is in `training/`, how
+samples are drawn in `sampling/`, what runs when in `scheduler.py`.
 """
 
 import itertools
@@ -17,18 +17,19 @@ from typing import Any, assert_never
 from stovetop.client import Tokenizer
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
-from stovetop.engine.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
-from stovetop.engine.kv_budget import KVBudget
-from stovetop.engine.lora import AdapterWeights, chosen, initial_weights
+from stovetop.engine.files.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
+from stovetop.engine.lora.weights import AdapterWeights, chosen, initial_weights
 from stovetop.engine.machine import available_bytes
-from stovetop.engine.model import BaseModel
-from stovetop.engine.recompute import recompute_layers
+from stovetop.engine.model.base_model import BaseModel
+from stovetop.engine.model.recompute import is_needed, recompute_layers
 from stovetop.engine.residency import Holder, Residency
-from stovetop.engine.sampler import Sampler
+from stovetop.engine.sampling.kv_budget import KVBudget
+from stovetop.engine.sampling.sampler import RecordDecoding, Sampler
 from stovetop.engine.scheduler import Scheduler
-from stovetop.engine.training import Adapter, Job, Trainer
+from stovetop.engine.training.adapter import Adapter
+from stovetop.engine.training.trainer import Job, Trainer
 from stovetop.errors import InvalidRequest
-from stovetop.losses import ModelLimits
+from stovetop.input_checks import ModelLimits
 from stovetop.types import LoraConfig
 
 BYTES_OF_FACTOR = 16  # of each number: weight, gradient and two moments, in float32
@@ -49,13 +50,14 @@ class Engine:
         max_kv_bytes: int | None = None,
         idle_folder: Path | None = None,
         disk: Disk = LOCAL_DISK,
+        record_decoding: RecordDecoding | None = None,
     ) -> None:
         self._model = model
-        if recompute or (recompute is None and model.needs_recompute(max_tokens_per_pass)):
+        if recompute or (recompute is None and is_needed(model, max_tokens_per_pass)):
             recompute_layers(model.layers.layers)
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         self._budget = KVBudget.of(model, max_kv_bytes)
-        self._sampler = Sampler(model, self._budget)
+        self._sampler = Sampler(model, self._budget, record_decoding)
         self._scheduler = Scheduler(max_tokens_per_pass, share_passes=model.arithmetic.can_stack)
         limit = (
             int(SHARE_OF_ADAPTERS * available_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes

@@ -1,5 +1,6 @@
 # pyright: basic
-"""What this machine has, as far as this process may use it: memory and processors. No other file asks the system.
+"""What this machine has, as far as this process may use it: memory and processors; and how the process uses them: how
+many threads it computes with, and what becomes of memory that it frees. No other file asks the system.
 
 On Linux: the kernel's own estimate of what can be had without swapping (MemAvailable, which counts the page cache that
 it would drop), or less where a control group allows less. Elsewhere: psutil.
@@ -7,8 +8,11 @@ it would drop), or less where a control group allows less. Elsewhere: psutil.
 Everything is a function of the texts of files, which a test can hand in.
 """
 
+import ctypes
 import math
 import os
+import platform
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -125,3 +129,49 @@ def _field(text: str | None, name: str) -> int | None:
         if len(words) > 1 and words[0] == name:
             return _number(words[1])
     return None
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+TOKENS, HIDDEN, INTERMEDIATE = 256, 576, 1536  # the linears of a small model: what most of the time goes into
+
+
+def fastest_threads(seconds: float = 2.0) -> int:
+    """The number of threads, a power of two or all there are, that did the same work most often: more are not always
+    faster, on a busy machine or where two processors share one core. Torch keeps it."""
+    available = available_cores()
+    candidates = sorted({available, *(2**power for power in range(available.bit_length()) if 2**power <= available)})
+    rates = {threads: _rate(threads, seconds / len(candidates)) for threads in candidates}
+    fastest = max(rates, key=lambda threads: rates[threads])
+    torch.set_num_threads(fastest)
+    return fastest
+
+
+def _rate(threads: int, seconds: float) -> float:
+    """Rounds of work per second."""
+    torch.set_num_threads(threads)
+    x_TH = torch.randn(TOKENS, HIDDEN)
+    up_IH, down_HI = torch.randn(INTERMEDIATE, HIDDEN), torch.randn(HIDDEN, INTERMEDIATE)
+    rounds, began = 0, time.perf_counter()
+    while (spent := time.perf_counter() - began) < seconds or rounds == 0:
+        torch.nn.functional.linear(torch.nn.functional.linear(x_TH, up_IH), down_HI)
+        rounds += 1
+    return rounds / spent
+
+
+# ---- freed memory ----------------------------------------------------------------------------------------------------
+
+# mallopt(3) of the GNU C library
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 2**30  # at the end of the heap
+OWN_BYTES = 32 * 2**20  # larger blocks, the most that the library allows here, go back to the system at once
+
+
+def keep_freed_memory() -> bool:
+    """Tells the C library to keep freed memory: a pass frees what the next one needs again, and every page that went
+    back to the system in between costs a fault, and is filled with zeros, when it returns. False where the library is
+    another than GNU's, which is left alone."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(M_TRIM_THRESHOLD, KEPT_BYTES) and mallopt(M_MMAP_THRESHOLD, OWN_BYTES))

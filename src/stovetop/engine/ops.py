@@ -1,8 +1,8 @@
 """What a client can ask of an engine, as values, and what an engine is. No torch: any engine can be driven by these.
 
-Everything a client sends has been checked (`losses.check_data`); what fails here fails its own ticket. An `adapter` is
-an engine's own object and is only handed back to it; so is a `weights`, an adapter's factors frozen at one moment
-(None: the base model as it is). Whoever drops the last reference frees it.
+Everything a client sends has been checked (`input_checks.py`); what fails here fails its own ticket. An `adapter` is an
+engine's own object and is only handed back to it; so is a `weights`, an adapter's factors frozen at one moment (None:
+the base model as it is). Whoever drops the last reference frees it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stovetop.client import Tokenizer
-from stovetop.losses import Loss, ModelLimits
+from stovetop.input_checks import ModelLimits
+from stovetop.losses import Loss
 from stovetop.types import AdamParams, Datum, LoraConfig, ModelInput, SamplingParams
 
 Adapter = Any

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from stovetop.engine.lora import AdapterWeights
-from stovetop.engine.optim import Moments, Tensors
+from stovetop.engine.lora.weights import AdapterWeights, Moments, Tensors
 
 log = logging.getLogger(__name__)
 

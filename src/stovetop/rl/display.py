@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from stovetop.client import Tokenizer
+from stovetop.renderers.display import format_colorized
 from stovetop.rl.advantages import Advantage
 from stovetop.rl.types import Observation, Trajectory, TrajectoryGroup
-from stovetop.tracking.display import format_colorized
 from stovetop.types import EncodedTextChunk, ImageChunk
 
 

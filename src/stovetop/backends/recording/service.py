@@ -1,0 +1,425 @@
+"""A deterministic fake of the whole service, for tests: yours too. It is a real backend with a tiny model behind it.
+
+    with recording.open_service(tmp_path) as service:
+        client = service.create_lora_training_client("any/name").result()
+        train(client)  # the loss really falls
+        assert [call.verb for call in service.calls][1:] == ["forward_backward", "optim_step"]
+
+The model is a bigram table over bytes (`bigram.py`): all losses, AdamW, sampling, save and load are exact, no torch is
+loaded, and a step takes a few milliseconds. An adapter is a whole table, so rank and targets are only kept.
+Slowness and failure are arguments: `latency_s`, `faults`, `disk`.
+"""
+
+import hashlib
+import heapq
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, assert_never, get_args
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.recording import bigram
+from stovetop.backends.recording.bigram import Floats, Moments, Table
+from stovetop.backends.recording.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
+from stovetop.backends.saved_runs import RunLabels
+from stovetop.checks import check, checked_as
+from stovetop.client import Storage, UserMetadata
+from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
+from stovetop.engine import ops
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.input_checks import ModelLimits
+from stovetop.losses import Loss, temperature_of
+from stovetop.rules import AnyOf, Anything, Function, Instance, ListOf, Text, Whole, number
+from stovetop.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    LoraConfig,
+    ModelInput,
+    OptimStepResponse,
+    SampleResponse,
+    Seed,
+    TensorData,
+)
+
+CONTEXT_LENGTH = 8192
+
+Verb = Literal[
+    "create_lora_training_client",
+    "create_training_client_from_state",
+    "create_training_client_from_state_with_optimizer",
+    "create_sampling_client",
+    "forward",
+    "forward_backward",
+    "forward_backward_custom",
+    "optim_step",
+    "save_state",
+    "save_weights_for_sampler",
+    "save_weights_and_get_sampling_client",
+    "load_state",
+    "load_state_with_optimizer",
+    "sample",
+    "compute_logprobs",
+]
+Latency = float | Callable[[Verb], float]  # seconds a call, or seconds by verb
+
+
+@dataclass(frozen=True, slots=True)
+class Raises:
+    """The `nth` call of a verb, counted from 1 over all clients of a base model, does nothing but fail with `error`."""
+
+    verb: Annotated[Verb, Text("the name of a verb")]
+    nth: Annotated[int, Whole(1)]
+    error: Exception
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.verb not in get_args(Verb):
+            raise UnknownName("verb", self.verb, get_args(Verb))
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteGradient:
+    """The `nth` forward_backward leaves a gradient of NaN."""
+
+    nth: Annotated[int, Whole(1)]
+    verb: Literal["forward_backward", "forward_backward_custom"] = "forward_backward"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+Fault = Raises | NonFiniteGradient
+
+
+@checked_as("ServiceClient")
+def open_service(
+    storage: Storage | None = None,
+    *,
+    seed: Seed = 0,
+    latency_s: Annotated[Latency, AnyOf((number(at_least=0, at_most=3600), Function(1, "(verb) -> seconds")))] = 0.0,
+    faults: Annotated[Sequence[Fault], ListOf(Instance((Raises, NonFiniteGradient)))] = (),
+    disk: Annotated[Disk, Anything()] = LOCAL_DISK,
+    models: Sequence[str] | None = None,
+    user_metadata: UserMetadata | None = None,
+    project_id: str | None = None,
+    display_name: str | None = None,
+) -> InProcessServiceClient:
+    """A service whose `calls` lists what was asked of its clients, in order.
+
+    storage    where checkpoints go; None: a new folder in the system's temporary one, made by the first save
+    seed       of the base models; each name has a table of its own
+    latency_s  how long a call takes. Calls of one training client queue up, samples overlap
+    faults     what goes wrong; each happens once
+    disk       the checkpoints' file operations; `failing_disk.FailingDisk` has some that fail
+    models     the base models there are; None: every name is one
+    user_metadata, project_id, display_name
+               go into every checkpoint
+    """
+
+    def open_engine(name: str) -> ops.Engine:
+        if models is not None and name not in models:
+            raise UnknownName("base_model", name, models)
+        return RecordingEngine(name, seed, latency_s, faults, disk)
+
+    labels = RunLabels(user_metadata or {}, display_name, project_id)
+    if storage is None:
+        storage = Path(tempfile.gettempdir()) / f"stovetop-recording-{uuid.uuid4().hex[:12]}"
+    return InProcessServiceClient.over(
+        open_engine, Path(storage), models=lambda: list(models or ()), labels=labels, record=True
+    )
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """What one training client owns. The arrays are never changed in place, so freezing is keeping a reference."""
+
+    config: LoraConfig
+    delta_VV: Table
+    moments: Moments
+    gradient_VV: Floats | None = None  # None: no forward_backward since the last optim_step
+    failure: Exception | None = None  # of a forward_backward since the last optim_step
+    busy_until_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Queued:
+    due_s: float
+    number: int
+    ticket: ops.Ticket
+    fault: Fault | None
+
+
+class RecordingEngine:
+    """See `ops.Engine`. An op runs when its latency has passed; those of one adapter one after the other."""
+
+    def __init__(self, name: str, seed: int, latency_s: Latency, faults: Sequence[Fault], disk: Disk) -> None:
+        self._tokenizer = ByteTokenizer()
+        self.limits = ModelLimits(name, len(self._tokenizer), CONTEXT_LENGTH)
+        self._base_VV = _base_table(name, seed, len(self._tokenizer))
+        self.fingerprint = hashlib.sha256(self._base_VV.tobytes()).hexdigest()
+        self._latency_s = latency_s
+        self._faults = faults
+        self._disk = disk
+        self._queue: list[_Queued] = []  # a heap: what is due first
+        self._count = Counter[Verb]()  # of calls by verb
+        self._submitted = 0
+
+    def check_lora(self, config: LoraConfig) -> None:
+        """An adapter of any rank is the same whole table."""
+
+    def submit(self, op: ops.Op) -> ops.Ticket:
+        """Queues an op and records it as a call. It is done when its latency has passed and those before it are
+        done."""
+        self._submitted += 1
+        verb = verb_of(op)
+        self._count[verb] += 1
+        nth = self._count[verb]
+        fault = next((fault for fault in self._faults if fault.verb == verb and fault.nth == nth), None)
+        ticket = ops.Ticket(self._submitted, op)
+        heapq.heappush(self._queue, _Queued(self._due_s(op, verb), ticket.number, ticket, fault))
+        return ticket
+
+    def step(self) -> list[ops.Finished]:
+        """Runs the next op that is due, or waits a millisecond at most, so that new ones are seen."""
+        if not self._queue:
+            return []
+        wait_s = self._queue[0].due_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(min(wait_s, 0.001))
+            return []
+        queued = heapq.heappop(self._queue)
+        op = queued.ticket.op
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # an infinite loss is reported, and its step skipped
+                return [ops.Finished(queued.ticket, result=self._run_faulty(op, queued.fault))]
+        except Exception as error:  # it belongs to the caller of this op
+            if isinstance(op, ops.ForwardBackward | ops.ForwardBackwardCustom):
+                op.adapter.failure = op.adapter.failure or error
+            return [ops.Finished(queued.ticket, error=error)]
+
+    @property
+    def idle(self) -> bool:
+        return not self._queue
+
+    def get_tokenizer(self) -> ByteTokenizer:
+        """The byte tokenizer, whatever the model's name."""
+        return self._tokenizer
+
+    def _due_s(self, op: ops.Op, verb: Verb) -> float:
+        latency_s = self._latency_s(verb) if callable(self._latency_s) else self._latency_s
+        if not isinstance(op, ops.AdapterOp):
+            return time.monotonic() + latency_s
+        op.adapter.busy_until_s = max(op.adapter.busy_until_s, time.monotonic()) + latency_s
+        return op.adapter.busy_until_s
+
+    def _run_faulty(self, op: ops.Op, fault: Fault | None) -> Any:
+        match fault:
+            case None:
+                return self._run(op)
+            case Raises():
+                raise fault.error
+            case NonFiniteGradient():
+                assert isinstance(op, ops.ForwardBackward | ops.ForwardBackwardCustom), "these are its verbs"
+                output = self._run(op)
+                op.adapter.gradient_VV = op.adapter.gradient_VV * np.nan
+                return output
+            case _:
+                assert_never(fault)
+
+    def _run(self, op: ops.Op) -> Any:
+        match op:
+            case ops.CreateAdapter():
+                return self._new_adapter(op.config)
+            case ops.LoadAdapter():
+                adapter = self._new_adapter(LoraConfig(**read_manifest(op.path)["lora"]))
+                self._restore(adapter, op.path, op.with_optimizer)
+                return adapter
+            case ops.RestoreAdapter():
+                return self._restore(op.adapter, op.path, op.with_optimizer)
+            case ops.SaveAdapter():
+                return self._save(op)
+            case ops.Forward():
+                return self._forward(op.adapter.delta_VV, op.data, op.loss)[0]
+            case ops.ForwardBackward():
+                return _accumulate(op.adapter, *self._forward(op.adapter.delta_VV, op.data, op.loss))
+            case ops.ForwardBackwardCustom():
+                return _accumulate(op.adapter, *self._custom(op.adapter.delta_VV, op))
+            case ops.OptimStep():
+                return _optim_step(op.adapter, op.params)
+            case ops.Freeze():
+                return op.adapter.delta_VV
+            case ops.LoadWeights():
+                return load(read_folder(op.path)["adapter.safetensors"])["delta"]
+            case ops.Sample():
+                return self._sample(op)
+            case ops.ComputeLogprobs():
+                return _prompt_logprobs(self._table(op.weights), op.prompt)
+            case _:
+                assert_never(op)
+
+    # -- training --
+
+    def _forward(self, delta_VV: Table, data: Sequence[Datum], loss: Loss) -> tuple[ForwardBackwardOutput, Floats]:
+        table_VV, temperature = self._table(delta_VV), temperature_of(loss)
+        gradient_VV = np.zeros(table_VV.shape)
+        logprobs_D: list[Floats] = []
+        total = 0.0
+        for datum in data:
+            scored = bigram.score(table_VV, datum, temperature)
+            inputs = {name: tensor.array.astype(np.float64) for name, tensor in datum.loss_fn_inputs.items()}
+            value, slope = bigram.loss_and_slope(loss, scored.logprobs, inputs)
+            gradient_VV += bigram.gradient(scored, datum, slope, temperature)
+            logprobs_D.append(scored.logprobs)
+            total += value
+        return _output(logprobs_D, {"loss:sum": total}), gradient_VV
+
+    def _custom(self, delta_VV: Table, op: ops.ForwardBackwardCustom) -> tuple[ForwardBackwardOutput, Floats]:
+        import torch
+
+        from stovetop.engine.training.custom_loss import judge
+
+        table_VV = self._table(delta_VV)
+        scored_D = [bigram.score(table_VV, datum) for datum in op.data]
+        leaves_D = [torch.tensor(scored.logprobs, dtype=torch.float32) for scored in scored_D]
+        judged = judge(op.loss_fn, op.data, leaves_D)
+        gradient_VV = np.zeros(table_VV.shape)
+        for datum, scored, slope in zip(op.data, scored_D, judged.gradients, strict=True):
+            gradient_VV += bigram.gradient(scored, datum, slope.numpy().astype(np.float64))
+        metrics = {**judged.metrics, "loss:sum": judged.loss}
+        return _output([scored.logprobs for scored in scored_D], metrics), gradient_VV
+
+    # -- state --
+
+    def _new_adapter(self, config: LoraConfig) -> Adapter:
+        zeros_VV = np.zeros_like(self._base_VV)
+        return Adapter(config, zeros_VV, Moments(0, zeros_VV, zeros_VV))
+
+    def _save(self, op: ops.SaveAdapter) -> None:
+        adapter: Adapter = op.adapter
+        files = {"adapter.safetensors": save({"delta": adapter.delta_VV})}
+        if op.with_optimizer:
+            moments = adapter.moments
+            files["optimizer.safetensors"] = save(
+                {"step": np.array([moments.step]), "mean": moments.mean_VV, "square": moments.square_VV}
+            )
+        meta = {**op.meta, "lora": asdict(adapter.config), "with_optimizer": op.with_optimizer}
+        write_folder(op.path, files, meta, overwrite=op.overwrite, disk=self._disk)
+
+    def _restore(self, adapter: Adapter, path: Path, with_optimizer: bool) -> None:
+        """All of it or, when the folder is torn, nothing."""
+        files = read_folder(path)
+        moments = self._new_adapter(adapter.config).moments
+        if with_optimizer:
+            saved = load(files["optimizer.safetensors"])
+            moments = Moments(int(saved["step"][0]), saved["mean"], saved["square"])
+        adapter.delta_VV = load(files["adapter.safetensors"])["delta"]
+        adapter.moments = moments
+        adapter.gradient_VV, adapter.failure = None, None
+
+    # -- sampling --
+
+    def _table(self, delta_VV: Table | None) -> Table:
+        return self._base_VV if delta_VV is None else self._base_VV + delta_VV
+
+    def _sample(self, op: ops.Sample) -> SampleResponse:
+        table_VV, topk = self._table(op.weights), op.topk_prompt_logprobs
+        return SampleResponse(
+            bigram.draw(table_VV, op.prompt.to_ints(), op.num_samples, op.params, self._tokenizer),
+            _prompt_logprobs(table_VV, op.prompt) if op.include_prompt_logprobs else None,
+            [None, *(_top(row_V, topk) for row_V in _following(table_VV, op.prompt))] if topk > 0 else None,
+        )
+
+
+def verb_of(op: ops.Op) -> Verb:
+    """The client's verb that an op comes from."""
+    match op:
+        case ops.CreateAdapter():
+            return "create_lora_training_client"
+        case ops.LoadAdapter():
+            if op.with_optimizer:
+                return "create_training_client_from_state_with_optimizer"
+            return "create_training_client_from_state"
+        case ops.Forward():
+            return "forward"
+        case ops.ForwardBackward():
+            return "forward_backward"
+        case ops.ForwardBackwardCustom():
+            return "forward_backward_custom"
+        case ops.OptimStep():
+            return "optim_step"
+        case ops.SaveAdapter():
+            return "save_state" if op.with_optimizer else "save_weights_for_sampler"
+        case ops.RestoreAdapter():
+            return "load_state_with_optimizer" if op.with_optimizer else "load_state"
+        case ops.Freeze():
+            return "save_weights_and_get_sampling_client"
+        case ops.LoadWeights():
+            return "create_sampling_client"
+        case ops.Sample():
+            return "sample"
+        case ops.ComputeLogprobs():
+            return "compute_logprobs"
+        case _:
+            assert_never(op)
+
+
+def _base_table(name: str, seed: int, vocab_size: int) -> Table:
+    """Logits of a model that writes printable characters and ends a turn after some forty tokens. Control tokens that
+    ChatML has not are as good as never written, until it is trained to."""
+    generator = np.random.default_rng([seed, *name.encode()])
+    num_chatml = SPECIAL_TOKENS["<|im_end|>"] + 1  # bytes and the tokens of ChatML
+    table_VV = np.full((vocab_size, vocab_size), -8.0)
+    table_VV[:num_chatml, :num_chatml] = generator.normal(size=(num_chatml, num_chatml))
+    table_VV[num_chatml:, :num_chatml] = generator.normal(size=(vocab_size - num_chatml, num_chatml))
+    table_VV[:, ord(" ") : ord("~") + 1] += 3.0
+    table_VV[:, SPECIAL_TOKENS["<|im_end|>"]] += 4.0
+    return table_VV.astype(np.float32)
+
+
+def _accumulate(adapter: Adapter, output: ForwardBackwardOutput, gradient_VV: Floats) -> ForwardBackwardOutput:
+    adapter.gradient_VV = gradient_VV if adapter.gradient_VV is None else adapter.gradient_VV + gradient_VV
+    return output
+
+
+def _optim_step(adapter: Adapter, params: AdamParams) -> OptimStepResponse:
+    """Gradients are dropped whatever happens; after a failed forward_backward they are half of what was asked for."""
+    gradient_VV, failure = adapter.gradient_VV, adapter.failure
+    adapter.gradient_VV, adapter.failure = None, None
+    if failure is not None:
+        raise InvalidRequest(
+            f"a forward_backward before it failed, so its gradients are dropped: {failure}"
+        ) from failure
+    if gradient_VV is None:
+        raise InvalidRequest("there is no gradient; call forward_backward before optim_step")
+    adapter.delta_VV, adapter.moments, metrics = bigram.adamw(adapter.delta_VV, adapter.moments, gradient_VV, params)
+    return OptimStepResponse(metrics)
+
+
+def _output(logprobs_D: list[Floats], metrics: dict[str, float]) -> ForwardBackwardOutput:
+    return ForwardBackwardOutput("logprobs", [{"logprobs": TensorData.from_numpy(p)} for p in logprobs_D], metrics)
+
+
+def _following(table_VV: Table, prompt: ModelInput) -> Table:
+    """Log-probabilities, at temperature 1, of what may follow each token but the last."""
+    return bigram.log_softmax(table_VV[prompt.to_ints()[:-1]]).astype(np.float32)
+
+
+def _prompt_logprobs(table_VV: Table, prompt: ModelInput) -> list[float | None]:
+    rows_NV = _following(table_VV, prompt)
+    return [None, *(float(row_V[token]) for row_V, token in zip(rows_NV, prompt.to_ints()[1:], strict=True))]
+
+
+def _top(logprobs_V: Table, count: int) -> list[tuple[int, float]]:
+    ranked = np.argsort(-logprobs_V, kind="stable")[:count]
+    return [(int(token), float(logprobs_V[token])) for token in ranked]

@@ -1,0 +1,1 @@
+"""Computations on tensors alone: they know no model, no adapter and no request."""

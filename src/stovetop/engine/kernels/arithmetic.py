@@ -1,0 +1,327 @@
+# pyright: basic
+"""The two arithmetics a model can run on. They are the same mathematics; only rounding differs.
+
+    Fast       the library's own kernels. A row's last bits may change with the rows beside it
+    RowExact   float32 on the CPU. A row's bits depend on that row alone: not on the number of rows, their order, the
+               batch, or the number of threads. So the logprob of a token is the same, to the bit, from cached decoding
+               in any company and from a packed training forward
+
+A kernel is free to choose how it sums by the shape of its input, and sums in another order round otherwise. RowExact
+therefore gives every kernel shapes in which it does not choose: linears through oneDNN with rows padded to a multiple
+of four; attention with query rows padded to a multiple of eight and keys in blocks that start where the sequence
+starts, whose results are added from left to right. `exactness.py` checks on the machine at hand that this is so.
+
+Shapes: `N` rows, `I` inputs, `O` outputs; `S` calls, `H` query heads, `G` key/value heads, `Q` query rows, `L` key
+rows, `D` head size.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stovetop.engine.kernels.block_attention import KEY_BLOCK, row_exact, row_exact_after_prefix, single_rows
+from stovetop.engine.kernels.shared_prefix import SharedRows
+from stovetop.engine.kernels.sight import How, Seen
+
+
+class Frozen(NamedTuple):
+    """A linear of the base model."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None
+
+
+class Arithmetic(Protocol):
+    """The operations in which rows meet."""
+
+    @property
+    def key_multiple(self) -> int:
+        """Attention wants its keys in a multiple of this many."""
+        ...
+
+    @property
+    def row_multiple(self) -> int:
+        """Linears want their rows in a multiple of this many; others cost a copy."""
+        ...
+
+    @property
+    def can_stack(self) -> bool:
+        """Several adapters may run as one batched product. Where rows must not depend on their neighbours they may not,
+        and for the same reason a pass that trains holds the data of one adapter only."""
+        ...
+
+    def prepack(self, siblings: Sequence[Frozen]) -> None:
+        """Makes what it needs of frozen linears that read the same input, once, when a model is loaded."""
+        ...
+
+    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """A fresh tensor. Not differentiable: see `low_rank.adapted_linear`."""
+        ...
+
+    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
+        """Adds x·Wᵀ to `out_NO`, in place. All have one dtype."""
+        ...
+
+    def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
+        """(S, H, Q, D). Not differentiable: see `block_attention.attention_gradients`."""
+        ...
+
+    def attention_after_prefix(
+        self, query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How
+    ) -> Tensor:
+        """The same for one row a call, which sees its prefix before its own keys. `how` is plain."""
+        ...
+
+
+# ---- fast ------------------------------------------------------------------------------------------------------------
+
+
+# not cuDNN's, which makes a plan for every new shape: decoding has a new one every few steps
+CUDA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+FEW_ROWS = 256  # up to which oneDNN's own layout of the weights is faster
+
+
+@dataclass(slots=True, eq=False)
+class Fast:
+    """On a processor that computes in bfloat16, frozen weights are kept a second time in oneDNN's own layout
+    (`prepack`), for passes of few rows, which would spend their time on bringing weights into it."""
+
+    key_multiple: int = 1
+    row_multiple: int = 1
+    can_stack: bool = True
+    _places: "dict[int, tuple[_Together, int]]" = field(default_factory=dict)  # by id of the weight
+
+    def prepack(self, siblings: Sequence[Frozen]) -> None:
+        weight_OI = siblings[0].weight_OI
+        if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and _computes_in_bfloat16():
+            together = _Together(siblings)
+            self._places.update({id(linear.weight_OI): (together, index) for index, linear in enumerate(siblings)})
+
+    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        place = self._places.get(id(weight_OI))
+        if place is None or x.numel() > FEW_ROWS * x.shape[-1]:
+            return F.linear(x, weight_OI, bias_O)
+        together, index = place
+        if together.is_one or torch.is_inference_mode_enabled():
+            return together.linear(index, x)
+        return F.linear(x, weight_OI, bias_O)  # pieces are views, which autograd has no use for
+
+    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
+        out_NO.addmm_(x_NI, weight_OI.t())
+
+    def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
+        key_SGLD, value_SGLD, sight = own
+        num_queries, num_keys = query_SHQD.shape[2], key_SGLD.shape[2]
+        if how.softcap is not None or how.sinks_H is not None:
+            return _spelled_out(query_SHQD, own, how)
+        starts_at_zero = sight.position_SQ.shape[0] == 1 and num_queries == num_keys
+        if starts_at_zero and (how.window is None or how.window >= num_keys):
+            return _sdpa(query_SHQD, key_SGLD, value_SGLD, None, how.scale, is_causal=True)
+        penalty = sight.penalty(num_keys, how.window, query_SHQD.dtype)
+        if num_queries == 1:
+            query_SGRD = single_rows(query_SHQD, key_SGLD)
+            out_SGRD = _sdpa(query_SGRD, key_SGLD, value_SGLD, penalty, how.scale, is_causal=False)
+            return out_SGRD.flatten(1, 2)[:, :, None]
+        return _sdpa(query_SHQD, key_SGLD, value_SGLD, penalty, how.scale, is_causal=False)
+
+    def attention_after_prefix(
+        self, query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How
+    ) -> Tensor:
+        """Two softmaxes, over the prefix and over what follows, weighted by the sums of their exponentials."""
+        query_SGRD = single_rows(query_SHQD, own.key_SGLD)
+        first, first_sum = _with_log_sum(shared.gathered(query_SGRD), prefix, how.scale)
+        last_SGRD, last_sum_SGR1 = _with_log_sum(query_SGRD, own, how.scale)
+        repeats = query_SGRD.shape[2]
+        first_SGRD = shared.scattered(first, repeats, missing=0.0)
+        first_sum_SGR1 = shared.scattered(first_sum, repeats, missing=-math.inf)
+        weight_SGR1 = (first_sum_SGR1 - last_sum_SGR1).sigmoid_().to(last_SGRD.dtype)
+        return torch.lerp(last_SGRD, first_SGRD, weight_SGR1).flatten(1, 2)[:, :, None]
+
+
+class _Together:
+    """Linears that read the same input, as one product in oneDNN's own layout: whichever is asked first computes it for
+    all of them. Small products, one after another, would leave much of the memory's bandwidth unused."""
+
+    def __init__(self, siblings: Sequence[Frozen]) -> None:
+        self._weights = [linear.weight_OI for linear in siblings]  # alive, so that their ids are theirs
+        self._sizes = [len(weight_OI) for weight_OI in self._weights]
+        self._layout = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), ROW_MULTIPLE)
+        biases = [linear.bias_O for linear in siblings if linear.bias_O is not None]
+        self._bias = torch.cat(biases) if biases else None
+        self._x: Tensor | None = None
+        self._left: list[Tensor | None] = []  # what was computed and not asked for yet
+
+    @property
+    def is_one(self) -> bool:
+        return len(self._sizes) == 1
+
+    def linear(self, index: int, x: Tensor) -> Tensor:
+        """A piece of the rows that all share, for nobody else."""
+        piece = self._left[index] if self._x is not None and _is_same(x, self._x) else None
+        if piece is None:
+            out = torch.ops.mkldnn._linear_pointwise(x, self._layout, self._bias, "none", [], "")
+            if self.is_one:
+                return out
+            self._x, self._left = x, list(out.split(self._sizes, -1))  # x is alive: nothing else has its address
+            piece = self._left[index]
+        self._left[index] = None
+        if not any(left is not None for left in self._left):
+            self._x = None
+        assert piece is not None, "just computed"
+        return piece
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _computes_in_bfloat16() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _sdpa(
+    query_SHQD: Tensor, key_SGLD: Tensor, value_SGLD: Tensor, mask: Tensor | None, scale: float, is_causal: bool
+) -> Tensor:
+    repeats = query_SHQD.shape[1] // key_SGLD.shape[1]
+    if query_SHQD.device.type != "cuda":
+        return F.scaled_dot_product_attention(
+            query_SHQD, key_SGLD, value_SGLD, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=repeats > 1
+        )
+    if mask is not None and repeats > 1:  # with a mask only the slowest kernel takes grouped heads
+        key_SGLD, value_SGLD = (t.repeat_interleave(repeats, 1) for t in (key_SGLD, value_SGLD))
+    with sdpa_kernel(CUDA_KERNELS):
+        return F.scaled_dot_product_attention(
+            query_SHQD,
+            key_SGLD,
+            value_SGLD,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=query_SHQD.shape[1] != key_SGLD.shape[1],
+        )
+
+
+def _with_log_sum(query_SGRD: Tensor, seen: Seen, scale: float) -> tuple[Tensor, Tensor]:
+    """The weighted values (S, G, R, D), and the logarithm of the sum of the exponentials of the scores (S, G, R, 1)."""
+    penalty = seen.sight.penalty(seen.key_SGLD.shape[2], None, query_SGRD.dtype)
+    same_size = query_SGRD.shape[-1] == seen.value_SGLD.shape[-1]
+    if (
+        query_SGRD.device.type == "cpu" and same_size
+    ):  # what the library's attention runs there, which keeps the sums to itself
+        out_SGRD, sum_SGR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query_SGRD, seen.key_SGLD, seen.value_SGLD, 0.0, False, attn_mask=penalty, scale=scale
+        )
+        return out_SGRD, sum_SGR[..., None]
+    scores_SGRL = (query_SGRD @ seen.key_SGLD.transpose(-1, -2)).float() * scale + penalty
+    sum_SGR1 = scores_SGRL.logsumexp(-1, keepdim=True)
+    return (scores_SGRL - sum_SGR1).exp().to(seen.value_SGLD.dtype) @ seen.value_SGLD, sum_SGR1
+
+
+def _spelled_out(query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
+    """For what the fused kernels cannot do: soft-capped scores (Gemma 2) and sinks (gpt-oss)."""
+    repeats = query_SHQD.shape[1] // own.key_SGLD.shape[1]
+    key_SHLD = own.key_SGLD.repeat_interleave(repeats, 1)
+    value_SHLD = own.value_SGLD.repeat_interleave(repeats, 1)
+    scores_SHQL = (query_SHQD @ key_SHLD.transpose(-1, -2)) * how.scale
+    if how.softcap is not None:
+        scores_SHQL = how.softcap * torch.tanh(scores_SHQL / how.softcap)
+    scores_SHQL = scores_SHQL.float().masked_fill(own.sight.hidden(key_SHLD.shape[2], how.window), -math.inf)
+    if how.sinks_H is not None:
+        sinks_SHQ1 = how.sinks_H.float().view(1, -1, 1, 1).expand(*scores_SHQL.shape[:-1], 1)
+        scores_SHQL = torch.cat([scores_SHQL, sinks_SHQ1], -1)
+    weights_SHQL = scores_SHQL.softmax(-1)[..., : key_SHLD.shape[2]]
+    return weights_SHQL.to(value_SHLD.dtype) @ value_SHLD
+
+
+# ---- row-exact -------------------------------------------------------------------------------------------------------
+
+ROW_MULTIPLE = 4  # of a linear
+
+
+@dataclass(slots=True, eq=False)
+class RowExact:
+    """Frozen weights are kept a second time in oneDNN's own layout (`prepack`): the same bits, less work per call."""
+
+    key_multiple: int = KEY_BLOCK
+    row_multiple: int = ROW_MULTIPLE
+    can_stack: bool = False
+    _layouts: "_Layouts" = field(default_factory=lambda: _Layouts())
+
+    def prepack(self, siblings: Sequence[Frozen]) -> None:
+        for linear in siblings:
+            self._layouts.add(linear.weight_OI)
+
+    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        x_NI = x.reshape(-1, x.shape[-1])
+        padding = -x_NI.shape[0] % ROW_MULTIPLE
+        padded_NI = F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI.contiguous()
+        layout = self._layouts.of(weight_OI)  # None: no frozen weight but a factor of an adapter
+        weight = weight_OI if layout is None else layout
+        out_NO = torch.ops.mkldnn._linear_pointwise(padded_NI, weight, None, "none", [], "")[: x_NI.shape[0]]
+        if bias_O is not None:
+            out_NO += bias_O
+        return out_NO.view(*x.shape[:-1], -1)
+
+    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
+        out_NO += self.linear(x_NI, weight_OI)
+
+    def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
+        return row_exact(query_SHQD, own, how)
+
+    def attention_after_prefix(
+        self, query_SHQD: Tensor, own: Seen, prefix: Seen, shared: SharedRows, how: How
+    ) -> Tensor:
+        return row_exact_after_prefix(query_SHQD, own, prefix, shared, how)
+
+
+class _Layouts:
+    """Weights in oneDNN's own layout, found by the weight, which is kept alive beside it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def add(self, weight_OI: Tensor) -> None:
+        self._by_id[id(weight_OI)] = (weight_OI, torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROW_MULTIPLE))
+
+    def of(self, weight_OI: Tensor) -> Tensor | None:
+        found = self._by_id.get(id(weight_OI))
+        return None if found is None else found[1]
+
+
+class WrittenOutSiLU(nn.Module):
+    """x / (1 + exp(-x)). The library's own takes another path for the last elements of a buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _SiLU.apply(x)
+
+
+class _SiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x / torch.neg(x).exp_().add_(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(gradients[0], x)
+
+
+class RotaryTable(nn.Module):
+    """Cosines and sines of every position, computed once, in one pass, by the model's own module."""
+
+    def __init__(self, rotary: nn.Module, num_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = getattr(rotary, "config", None)  # some models read it
+        with torch.no_grad():
+            cos_1TD, sin_1TD = rotary(torch.empty(0, dtype=dtype), torch.arange(num_positions)[None])
+        self.cos_TD, self.sin_TD = cos_1TD[0], sin_1TD[0]
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cos_TD[position_ids], self.sin_TD[position_ids]

@@ -1,0 +1,267 @@
+# pyright: basic
+"""Which rows of a pass belong to which adapter, so that adapters of different rank and targets run side by side; and
+the stack in which many of them sample together.
+
+Shapes: `N` packed tokens, `I` inputs, `O` outputs of a linear, `R` rank, `K` adapters, `M` rows of one of them.
+"""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.kernels.packing import Segment
+from stovetop.engine.kernels.row_groups import RowGroups, row_groups
+from stovetop.engine.lora.low_rank import ALL, Batched, LowRank, Part, Stacked, put, side_by_side
+from stovetop.engine.lora.weights import AdapterWeights, factors_of
+from stovetop.target_names import HEAD
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of a pass that one adapter acts on."""
+
+    adapter: AdapterWeights
+    rows: slice | Tensor = field(default_factory=lambda: ALL)
+
+    def of(self, name: str) -> LowRank | None:
+        factors = factors_of(self.adapter, name)
+        return None if factors is None else LowRank(*factors, self.rows)
+
+
+class Stack:
+    """The factors of the adapters that run together, side by side in slots: copies in the dtypes in which the products
+    run, made of each linear when it first asks. Ranks below the largest are filled up with zeros, which add nothing.
+    Newcomers take the slots of those that left, so a batch that changes does not copy everybody again; until then, who
+    left may come back."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._slots: list[weakref.ref[AdapterWeights] | None] = []
+        self._in_use: set[int] = set()  # the slots of those that were asked for last
+        self._rank = 0
+        self._factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor] | None] = {}
+        self.version = 1  # grows when factors come or move
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    def num_slots_with(self, adapters: Sequence[AdapterWeights]) -> int:
+        """How many slots there are once these are taken in."""
+        return self.num_slots if self._can_take(adapters) else 1 << (len(adapters) - 1).bit_length()
+
+    def slots_of(self, adapters: Sequence[AdapterWeights]) -> list[int]:
+        """Where each of these is, now or from now on."""
+        if not self._can_take(adapters):
+            self._start_over(adapters)
+        places, wanted = self._places(), set(map(id, adapters))
+        taken = {slot for own, slot in places.items() if own in wanted}
+        free = [slot for slot in range(self.num_slots) if slot not in taken]
+        alive = set(places.values())
+        free.sort(key=lambda slot: slot in alive)  # first those that nobody can come back to
+        newcomers = [adapter for adapter in adapters if id(adapter) not in places]
+        for slot, adapter in zip(free, newcomers, strict=False):
+            self._slots[slot] = weakref.ref(adapter)
+            self._fill(slot, adapter)
+            places[id(adapter)] = slot
+        self._in_use = {places[id(adapter)] for adapter in adapters}
+        return [places[id(adapter)] for adapter in adapters]
+
+    def in_order(self, owners: Sequence[AdapterWeights | None]) -> list[int]:
+        """Indices of `owners`, those of one adapter side by side, adapters in the order of their slots; then others."""
+        places = self._places()
+        for owner in owners:
+            places.setdefault(id(owner), self.num_slots + len(places))
+        return sorted(range(len(owners)), key=lambda index: places[id(owners[index])])
+
+    def _places(self) -> dict[int, int]:
+        """The slots of those that are alive, by id."""
+        return {id(owner): slot for slot, owner in enumerate(self._owners()) if owner is not None}
+
+    def _owners(self) -> list[AdapterWeights | None]:
+        """By slot; None where nobody is, or is alive."""
+        return [None if own is None else own() for own in self._slots]
+
+    def factors(self, name: str, num_rows: int) -> tuple[Tensor, Tensor] | None:
+        """(K, R, I) and (K, O, R), the second with the scales in it; None where no adapter trains this linear."""
+        # logits are float32; and for few rows of one adapter, whose products are small, it is the faster dtype
+        precise = name == HEAD or (self.num_slots == 1 and num_rows <= FEW_ROWS)
+        key = (name, torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
+        if key not in self._factors:
+            self._forget_idle()
+            self._factors[key] = self._stacked(*key)
+            self.version += 1
+        return self._factors[key]
+
+    def clear(self) -> None:
+        self._slots, self._rank, self._factors = [], 0, {}
+        self.version += 1
+
+    def _can_take(self, adapters: Sequence[AdapterWeights]) -> bool:
+        """Whether there is room for these, in number and rank, and not far too much."""
+        fits = all(adapter.config.rank <= self._rank for adapter in adapters)
+        return fits and len(adapters) <= self.num_slots < MOST_SLOTS * len(adapters)
+
+    def _start_over(self, adapters: Sequence[AdapterWeights]) -> None:
+        num_slots = self.num_slots_with(adapters)
+        self._slots = [*map(weakref.ref, adapters), *[None] * (num_slots - len(adapters))]
+        self._rank, self._factors = max(adapter.config.rank for adapter in adapters), {}
+        self.version += 1
+
+    def _fill(self, slot: int, adapter: AdapterWeights) -> None:
+        for (name, dtype), factors in list(self._factors.items()):
+            own = Rows(adapter).of(name)
+            if factors is not None:
+                a_RI, b_OR = (stacked[slot].zero_() for stacked in factors)
+                if own is not None:
+                    put(own, a_RI, b_OR)
+            elif own is not None:  # nobody trained this linear until now
+                del self._factors[name, dtype]
+                self.version += 1
+
+    def _forget_idle(self) -> None:
+        """Those who left: their tensors may lie elsewhere by now, and cannot be read."""
+        self._slots = [own if slot in self._in_use else None for slot, own in enumerate(self._slots)]
+
+    def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        found = [None if owner is None else Rows(owner).of(name) for owner in self._owners()]
+        return side_by_side(found, self._rank, dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackRows:
+    """The rows of a pass that each adapter of a stack acts on."""
+
+    stack: Stack
+    groups: RowGroups  # by slot
+
+    def of(self, name: str) -> Stacked | None:
+        factors = self.stack.factors(name, self.groups.num_rows)
+        return None if factors is None else Stacked(self.groups, *factors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRows:
+    """The rows of a pass that each of several adapters acts on, without a stack."""
+
+    adapters: Sequence[AdapterWeights]
+    groups: RowGroups
+
+    def of(self, name: str) -> Batched | None:
+        found = [Rows(adapter).of(name) for adapter in self.adapters]
+        return Batched(self.groups, found) if any(own is not None for own in found) else None
+
+
+MOST_FILLING, ANY_FILLING = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
+FEW_ROWS = 32
+MOST_SLOTS = 4  # times the adapters that run: a stack that is larger starts over
+MIN_BATCHED, MOST_BATCH_FILLING = 4, 1.5  # adapters of a batch, and times the rows that they have
+
+Parts = Sequence[Rows | StackRows | BatchRows]  # of one pass. Rows in no part meet the base model as it is
+
+
+@dataclass(slots=True)
+class Routing:
+    """Shared by all linears of a model. It holds from one pass to the next, so that layers which are computed again on
+    the way back find what they found on the way there."""
+
+    parts: Parts = ()
+
+    def of(self, name: str) -> list[Part]:
+        return low_ranks(self.parts, name)
+
+
+def low_ranks(parts: Parts, name: str) -> list[Part]:
+    """What the parts of a pass add to one linear."""
+    return [low_rank for part in parts if (low_rank := part.of(name)) is not None]
+
+
+def rows_by_owner(
+    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device
+) -> list[Rows]:
+    """Which rows each adapter acts on, where segment i belongs to `owners[i]` (None: the base model as it is)."""
+    grouped = _grouped(owners, segments)
+    if len(grouped) == 1:
+        return [] if owners[0] is None else [Rows(owners[0])]
+    return [Rows(w, _slice_or_indices(rows, device)) for w, rows in grouped if w is not None]
+
+
+def _slice_or_indices(rows: list[int], device: torch.device) -> slice | Tensor:
+    if rows[-1] - rows[0] == len(rows) - 1 and rows == sorted(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)
+
+
+def stacked_rows(
+    owners: Sequence[AdapterWeights | None],
+    segments: Sequence[Segment],
+    device: torch.device,
+    stack: Stack,
+) -> StackRows | None:
+    """The same for a stack, which takes the adapters in. None where there is no adapter, or where they differ so much
+    in rows that most of the batched products would be filling."""
+    grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
+    if not grouped or (_filling(grouped) > MOST_FILLING and len(grouped) * _most(grouped) > ANY_FILLING):
+        return None
+    return _in_stack(grouped, stack.slots_of([w for w, _ in grouped]), segments, device, stack)
+
+
+def _in_stack(
+    grouped: "_Grouped", slots: Sequence[int], segments: Sequence[Segment], device: torch.device, stack: Stack
+) -> StackRows:
+    rows_K: list[list[int]] = [[] for _ in range(stack.num_slots)]
+    for slot, (_, rows) in zip(slots, grouped, strict=False):
+        rows_K[slot] = rows
+    return StackRows(stack, row_groups(rows_K, sum(segment.length for segment in segments), device))
+
+
+def prompt_rows(
+    owners: Sequence[AdapterWeights | None],
+    segments: Sequence[Segment],
+    device: torch.device,
+    stack: Stack,
+    running: Sequence[AdapterWeights],
+) -> Parts:
+    """The same for prompts: from the stack of those that are `running` beside them, which takes in the adapters that
+    are about to join, where most of it has rows."""
+    grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
+    everybody = list({id(w): w for w in [*(w for w, _ in grouped), *running]}.values())
+    num_slots, num_running = stack.num_slots_with(everybody), len(set(map(id, running)))
+    num_rows = sum(len(rows) for _, rows in grouped)
+    is_too_large = 0 < MOST_SLOTS * num_running <= num_slots  # for those that run: it would start over for them
+    if len(grouped) < MIN_BATCHED or is_too_large or num_slots * _most(grouped) > MOST_BATCH_FILLING * num_rows:
+        return batched_rows(owners, segments, device)
+    return [_in_stack(grouped, stack.slots_of(everybody), segments, device, stack)]
+
+
+def batched_rows(owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device) -> Parts:
+    """The same in batched products, where there are several adapters of about as many rows each. Differentiable."""
+    grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
+    if len(grouped) < MIN_BATCHED or _filling(grouped) > MOST_BATCH_FILLING:
+        return rows_by_owner(owners, segments, device)
+    num_rows = sum(segment.length for segment in segments)
+    return [BatchRows([w for w, _ in grouped], row_groups([rows for _, rows in grouped], num_rows, device))]
+
+
+_Grouped = Sequence[tuple[AdapterWeights | None, list[int]]]
+
+
+def _filling(grouped: _Grouped) -> float:
+    """Rows of a batched product, in those that there are."""
+    return len(grouped) * _most(grouped) / sum(len(rows) for _, rows in grouped)
+
+
+def _most(grouped: _Grouped) -> int:
+    return max(len(rows) for _, rows in grouped)
+
+
+def _grouped(
+    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment]
+) -> list[tuple[AdapterWeights | None, list[int]]]:
+    grouped: dict[int, tuple[AdapterWeights | None, list[int]]] = {}
+    for owner, segment in zip(owners, segments, strict=True):
+        grouped.setdefault(id(owner), (owner, []))[1].extend(segment.rows)
+    return list(grouped.values())

@@ -1,0 +1,81 @@
+# pyright: basic
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as values: for each linear a pair of factors, A and B; and the
+moments that an optimizer keeps of them.
+
+How a pass knows which of its rows belong to which adapter stands in `routing.py`, the products in `low_rank.py`.
+
+Shapes: `I` inputs, `O` outputs of a linear, `R` rank.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stovetop.errors import InvalidRequest
+from stovetop.target_names import Part
+from stovetop.types import LoraConfig
+
+Tensors = dict[str, Tensor]  # one per trained tensor, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A linear that an adapter may train."""
+
+    name: str  # the module's path in the base model
+    part: Part
+    num_inputs: int
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
+class AdapterWeights:
+    """The factors of one adapter at one moment, by "<target>.A" (R, I) and "<target>.B" (O, R). Never changed in place:
+    a step makes new ones, so keeping old weights is keeping a reference."""
+
+    config: LoraConfig
+    tensors: Tensors
+
+    @property
+    def scale(self) -> float:
+        return self.config.alpha / self.config.rank
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Moments:
+    """Running means of gradient and squared gradient; empty before the first step."""
+
+    step: int = 0
+    mean: Tensors = field(default_factory=dict)
+    square: Tensors = field(default_factory=dict)
+
+
+def chosen(config: LoraConfig, targets: list[Target], untrainable: Mapping[str, str]) -> list[Target]:
+    """The targets that this adapter trains. A flag that would do nothing, or do it in part, is refused."""
+    parts = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}
+    for part, wanted in parts.items():
+        reason = untrainable.get(part) or ("" if any(t.part == part for t in targets) else "it has no such linear")
+        if wanted and reason:
+            raise InvalidRequest(f"train_{part}=True cannot be honoured by this base model: {reason}; pass False")
+    return [target for target in targets if parts[target.part]]
+
+
+def initial_weights(config: LoraConfig, targets: list[Target], device: torch.device) -> AdapterWeights:
+    """For each of `targets`: A uniform in ±1/sqrt(inputs), as PEFT draws it, B zero, so a new adapter changes nothing.
+    One generator in the order of the targets: the same seed gives the same bytes on every device."""
+    generator = torch.Generator().manual_seed(config.seed or 0)
+    tensors = {}
+    for target in targets:
+        uniform_RI = torch.rand(config.rank, target.num_inputs, generator=generator) * 2 - 1
+        tensors[f"{target.name}.A"] = (uniform_RI / target.num_inputs**0.5).to(device)
+        tensors[f"{target.name}.B"] = torch.zeros(target.num_outputs, config.rank, device=device)
+    return AdapterWeights(config, tensors)
+
+
+def factors_of(adapter: AdapterWeights, name: str) -> tuple[Tensor, Tensor, float] | None:
+    """A, B and the scale of one target; None where the adapter does not train it."""
+    if f"{name}.A" not in adapter.tensors:
+        return None
+    return adapter.tensors[f"{name}.A"], adapter.tensors[f"{name}.B"], adapter.scale

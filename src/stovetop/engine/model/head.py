@@ -1,0 +1,183 @@
+# pyright: basic
+"""From hidden states to log-probabilities of given tokens, without a [tokens, vocabulary] tensor of the whole batch.
+
+The output head is applied to a chunk of rows at a time, forward and backward; the backward pass is written by hand and
+computes the logits again. A row may be asked for any number of targets (a shared prompt, soft targets), so what is
+asked is a list of pairs (row, token); rows whose pairs all have gradient zero are skipped in the backward pass.
+
+Shapes: `N` rows, `E` hidden size, `V` vocabulary, `P` pairs, `C` rows of one chunk, `R` rank of an adapter of the head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.kernels.arithmetic import Arithmetic, Fast
+from stovetop.engine.lora.low_rank import ALL, LowRank, Part
+
+# of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
+MIN_CHUNK_ROWS = 64  # fewer would read the weights more often than they compute with them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """The output projection, with what adapters add to it. Some models bend its outputs z:
+    logits = softcap·tanh(multiplier·z / softcap)."""
+
+    weight_VE: Tensor
+    bias_V: Tensor | None = None
+    low_ranks: Sequence[Part] = ()
+    arithmetic: Arithmetic = field(default_factory=Fast)
+    multiplier: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden_CE: Tensor) -> Tensor:
+        """Logits (C, V) in at least float32."""
+        return self.logits_of(self.outputs(hidden_CE))
+
+    def outputs(self, hidden_CE: Tensor) -> Tensor:
+        """(C, V) of the projection alone, in the dtype of the model where no adapter adds to it."""
+        outputs_CV = self.arithmetic.linear(hidden_CE, self.weight_VE, self.bias_V)
+        if self.low_ranks:
+            outputs_CV = outputs_CV.to(_precision(hidden_CE))
+        for part in self.low_ranks:
+            part.add_to(outputs_CV, hidden_CE, self.arithmetic)
+        return outputs_CV
+
+    def logits_of(self, outputs_CV: Tensor) -> Tensor:
+        """From `outputs`, which it may overwrite. Any rows of them will do."""
+        logits_CV = outputs_CV.to(_precision(outputs_CV))
+        if self.multiplier != 1.0:
+            logits_CV *= self.multiplier
+        if self.softcap is not None:
+            logits_CV = logits_CV.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits_CV
+
+    @property
+    def adapter(self) -> LowRank | None:
+        """The one adapter whose factors are trained with the hidden states."""
+        if not self.low_ranks:
+            return None
+        (adapter,) = self.low_ranks
+        assert isinstance(adapter, LowRank), "a pass scores each adapter's rows on their own"
+        assert adapter.rows == ALL, "a pass scores each adapter's rows on their own"
+        return adapter
+
+    def d_outputs(self, d_logits_CV: Tensor, logits_CV: Tensor) -> Tensor:
+        """The gradient of the projection's outputs from that of the logits, which it takes over."""
+        if self.softcap is not None:  # tanh' = 1 - tanh²
+            d_logits_CV.mul_(1 - (logits_CV / self.softcap).square_())
+        return d_logits_CV.mul_(self.multiplier) if self.multiplier != 1.0 else d_logits_CV
+
+
+def _precision(hidden: Tensor) -> torch.dtype:
+    """Logits, logprobs and their gradients are float32; float64 for a float64 model."""
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def pair_logprobs(head: Head, hidden_NE: Tensor, rows_P: Tensor, targets_P: Tensor, temperature: float = 1.0) -> Tensor:
+    """log softmax(logits(row) / temperature)[target] for each pair, (P,) float32. Differentiable in the hidden states
+    and in the factors of the head's adapter, of which there may be one, for all rows."""
+    adapter = head.adapter
+    a_RE, b_VR = (None, None) if adapter is None else (adapter.a_RI, adapter.b_OR)
+    order_P = torch.argsort(rows_P, stable=True)
+    sorted_P = _PairLogprobs.apply(hidden_NE, a_RE, b_VR, head, rows_P[order_P], targets_P[order_P], temperature)
+    return torch.empty_like(sorted_P).index_copy(0, order_P, sorted_P)
+
+
+class _Chunk(NamedTuple):
+    rows_C: Tensor  # distinct rows, ascending
+    place_P: Tensor  # for each pair of the chunk, its row's place in rows_C
+    pairs: slice
+
+
+def chunk_rows(weight_VE: Tensor) -> int:
+    """For how many rows logits are computed at a time."""
+    allowed = CHUNK_BYTES.get(weight_VE.device.type, CHUNK_BYTES["cpu"])
+    return max(MIN_CHUNK_ROWS, allowed // (4 * len(weight_VE)))
+
+
+def _chunks(rows_P: Tensor, weight_VE: Tensor) -> list[_Chunk]:
+    """Cuts pairs, sorted by row, into runs that cover at most `chunk_rows`."""
+    rows_U, place_P = torch.unique_consecutive(rows_P, return_inverse=True)
+    size = chunk_rows(weight_VE)
+    starts = list(range(0, len(rows_U), size))
+    borders = torch.searchsorted(place_P, torch.tensor([*starts, len(rows_U)], device=place_P.device)).tolist()
+    return [
+        _Chunk(rows_U[start : start + size], place_P[left:right] - start, slice(left, right))
+        for start, left, right in zip(starts, borders[:-1], borders[1:], strict=True)
+    ]
+
+
+class _PairLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NE: Tensor,
+        a_RE: Tensor | None,
+        b_VR: Tensor | None,
+        head: Head,
+        rows_P: Tensor,
+        targets_P: Tensor,
+        temperature: float,
+    ) -> Tensor:
+        out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
+        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE):
+            logprobs_CV = _tempered(head.logits(hidden_NE[rows_C]), temperature).log_softmax(-1)
+            out_P[pairs] = logprobs_CV[place_P, targets_P[pairs]]
+        ctx.save_for_backward(hidden_NE, a_RE, b_VR, rows_P, targets_P)
+        ctx.head, ctx.temperature = head, temperature
+        return out_P
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NE, a_RE, b_VR, rows_P, targets_P = ctx.saved_tensors
+        head, grad_P = ctx.head, gradients[0]
+        d_hidden_NE = torch.zeros_like(hidden_NE) if ctx.needs_input_grad[0] else None
+        d_a_RE = torch.zeros_like(a_RE) if ctx.needs_input_grad[1] else None
+        d_b_VR = torch.zeros_like(b_VR) if ctx.needs_input_grad[2] else None
+        live_P = torch.isin(rows_P, rows_P[grad_P != 0])
+        rows_P, targets_P, grad_P = rows_P[live_P], targets_P[live_P], grad_P[live_P]
+        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE) if len(rows_P) else []:
+            hidden_CE, grad_p = hidden_NE[rows_C], grad_P[pairs]
+            logits_CV = head.logits(hidden_CE)
+            d_logits_CV = _d_logits(logits_CV, place_P, targets_P[pairs], grad_p, ctx.temperature)
+            d_logits_CV = head.d_outputs(d_logits_CV, logits_CV)
+            if d_hidden_NE is not None:
+                d_hidden_CE = d_logits_CV.to(head.weight_VE.dtype) @ head.weight_VE
+            if a_RE is not None:
+                scale = head.adapter.scale
+                thin_CR = (d_logits_CV @ b_VR) * scale
+                if d_hidden_NE is not None:
+                    d_hidden_CE = d_hidden_CE + (thin_CR @ a_RE).to(d_hidden_CE.dtype)
+                if d_a_RE is not None:
+                    d_a_RE += thin_CR.t() @ hidden_CE.to(a_RE.dtype)
+                if d_b_VR is not None:
+                    d_b_VR += d_logits_CV.t() @ ((hidden_CE.to(a_RE.dtype) @ a_RE.t()) * scale)
+            if d_hidden_NE is not None:
+                d_hidden_NE[rows_C] = d_hidden_CE
+        return d_hidden_NE, d_a_RE, d_b_VR, None, None, None, None
+
+
+def _d_logits(logits_CV: Tensor, place_P: Tensor, targets_P: Tensor, grad_P: Tensor, temperature: float) -> Tensor:
+    """d Σ grad·logprob / d logits: each pair adds its gradient at its target and takes it back along the softmax."""
+    grad_P = grad_P / temperature
+    total_C = torch.zeros(len(logits_CV), dtype=grad_P.dtype, device=logits_CV.device).index_add_(0, place_P, grad_P)
+    d_logits_CV = _tempered(logits_CV, temperature).softmax(-1).mul_(-total_C[:, None])
+    return d_logits_CV.index_put_((place_P, targets_P), grad_P, accumulate=True)
+
+
+def _tempered(logits_CV: Tensor, temperature: float) -> Tensor:
+    return logits_CV if temperature == 1.0 else logits_CV / temperature
+
+
+@torch.no_grad()
+def top_logprobs(head: Head, hidden_NE: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k most probable tokens of each row and their logprobs at temperature 1, most probable first: (N, k) each."""
+    chunks = hidden_NE.split(chunk_rows(head.weight_VE))
+    tops = [head.logits(rows).log_softmax(-1).topk(k, dim=-1) for rows in chunks]
+    return torch.cat([top.indices for top in tops]), torch.cat([top.values for top in tops])

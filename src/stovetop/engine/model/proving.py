@@ -1,0 +1,307 @@
+# pyright: basic
+"""Whether we run a model exactly, proven when it is loaded: our ways of computing logprobs against the library's own
+eager path, each sequence alone.
+
+    prove             the rules (masks, windows, rotary positions, soft caps, sinks, head): on a small copy of the
+                      config (`cutting.py`) in float32, several lengths in one pass, packed and from a cache
+    check_full_model  the weights in their places: the model itself, in its own dtype, on two short sequences
+
+A model that fails is refused by name: a silently wrong model is the worst outcome of all.
+
+Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, RowExact
+from stovetop.engine.kernels.attention_plans import AttentionPlan
+from stovetop.engine.kernels.packing import pack
+from stovetop.engine.kernels.sight import How
+from stovetop.engine.model import exactness
+from stovetop.engine.model.attention import NAME
+from stovetop.engine.model.base_model import BaseModel
+from stovetop.engine.model.cutting import LONGEST, NUM_SPECIAL, Uncuttable, cut_config
+from stovetop.engine.model.decoder_layers import expert_counts, has_experts
+from stovetop.engine.model.ways import decoded_logprobs, packed_logprobs
+from stovetop.errors import InvalidRequest, listed
+
+SHORTEST, LEAST_CONTEXT = 5, 8  # tokens: of a sequence, of a model
+GAIN = 1.5  # of random projections: scores then spread so much that a wrong mask changes every logit
+SEEDS = (0, 1, 2)  # tried in turn: with some weights two experts are as good as tied, and rounding decides
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}  # of the spread of the logits
+
+Wrap = Callable[[PreTrainedModel, Arithmetic], BaseModel]
+
+
+def refuse_other_mixers(name: str, config: Any) -> None:
+    """Layers that are no attention keep a state that we neither pack nor cache."""
+    config = config.get_text_config()
+    other = sorted({*(getattr(config, "layer_types", None) or [])} - {"full_attention", "sliding_attention"})
+    if other:
+        raise InvalidRequest(
+            f"base model {name!r} has layers that are neither full nor sliding attention ({', '.join(other)}); choose "
+            "a model whose layers all are"
+        )
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise InvalidRequest(
+            f"base model {name!r} has no max_position_embeddings in its config: its tokens have their places from a "
+            "recurrent state or from biases of attention (ALiBi), which we do not have; choose another model"
+        )
+    if config.max_position_embeddings < LEAST_CONTEXT:
+        raise InvalidRequest(
+            f"base model {name!r} cannot be checked: max_position_embeddings must be at least {LEAST_CONTEXT} in its "
+            f"config: {config.max_position_embeddings}"
+        )
+
+
+def refuse_not_finite(name: str, model: PreTrainedModel) -> None:
+    bad = [key for key, tensor in model.state_dict().items() if tensor.is_floating_point() and not _is_finite(tensor)]
+    if bad:
+        raise InvalidRequest(
+            f"base model {name!r} has NaN or infinity in {listed(bad)}; its files are damaged, or it diverged before "
+            "it was saved: fetch it again"
+        )
+
+
+def refuse_quantised(name: str, model: PreTrainedModel) -> None:
+    """Weights that are packed numbers and scales: no adapter stands beside them, and no product of ours reads them."""
+    packed = [key for key, tensor in model.named_parameters() if tensor.dtype not in (*TOLERANCE, torch.float16)]
+    method = getattr(model, "quantization_method", None)
+    if packed or method is not None:
+        raise InvalidRequest(
+            f"base model {name!r} is stored quantised ({method or listed(packed)}), which adapters cannot be trained "
+            "beside here; choose the model in bfloat16 or float32"
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass without a copy; a sum that overflows is looked at again."""
+    with torch.no_grad():
+        return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
+
+
+# ---- the rules, on a small copy --------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def prove(name: str, model: PreTrainedModel, wrap: Wrap, *, row_exact: bool) -> str | None:
+    """Raises unless a small copy of `model` gives what the library gives: on the row-exact arithmetic, if that is asked
+    for, else on the fast one. Returns why not on the first, where it was asked for and only the second does."""
+    try:
+        config = cut_config(model)
+    except Uncuttable as error:
+        raise InvalidRequest(
+            f"base model {name!r} cannot be checked, so it is refused: no small copy of its config works ({error})"
+        ) from error
+    if row_exact and _failure(type(model), config, wrap, row_exact=True) is None:
+        return None
+    failure = _failure(type(model), config, wrap, row_exact=False)
+    if failure is not None:
+        raise InvalidRequest(f"base model {name!r}: {failure}; so this model is refused")
+    return "the row-exact arithmetic has no form of its attention" if row_exact else None
+
+
+def _failure(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, *, row_exact: bool) -> str | None:
+    """What goes wrong with the weights of the first seed; None if nothing does with those of some seed."""
+    failures = []
+    for seed in SEEDS if expert_counts(config.get_text_config()) else SEEDS[:1]:
+        failures.append(_failure_with(seed, model_class, config, wrap, row_exact))
+        if failures[-1] is None:
+            return None
+    return failures[0]
+
+
+def _failure_with(
+    seed: int, model_class: type[PreTrainedModel], config: Any, wrap: Wrap, row_exact: bool
+) -> str | None:
+    """What goes wrong with weights of this seed."""
+    small = _random_model(model_class, config, seed)
+    text = config.get_text_config()
+    sequences = _sequences(text.vocab_size - NUM_SPECIAL, min(LONGEST, context_length(text)), seed)
+    expected = [
+        small(torch.tensor([sequence]), use_cache=False).logits[0].float().log_softmax(-1) for sequence in sequences
+    ]
+    if not all(torch.isfinite(logprobs_TV).all() for logprobs_TV in expected):
+        return "random weights give logits that are not finite"
+    small.set_attn_implementation(NAME)
+    try:
+        if row_exact:
+            exactness.prepare(small, context_length(text))
+        base = wrap(small, RowExact() if row_exact else Fast())
+        watched = _watched(base, sequences)
+        obstacle = _not_once(watched.calls, base.num_layers)
+        if obstacle is not None:
+            return obstacle
+        found = {
+            "packed": packed_logprobs(base, sequences, []),
+            "packed with a shared prefix": [logits_TV.log_softmax(-1) for logits_TV in watched.logits],
+            "decoded from a cache": decoded_logprobs(base, base.num_layers, sequences, [], False),
+        }
+    except (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError) as error:
+        return f"it does not run with packed attention ({type(error).__name__}: {error})"
+    return _difference(found, expected, [call.how for call in watched.calls], text)
+
+
+def _difference(found: dict[str, list[Tensor]], expected: list[Tensor], hows: list[How], config: Any) -> str | None:
+    allowed = TOLERANCE[torch.float32] * max(logprobs_TV.std().item() for logprobs_TV in expected)
+    for way, results in found.items():
+        errors = [
+            (ours_TV - theirs_TV[-len(ours_TV) :]).abs().max().item()
+            for ours_TV, theirs_TV in zip(results, expected, strict=True)
+        ]
+        if not max(errors) <= allowed:
+            lengths = ", ".join(str(len(logprobs_TV)) for logprobs_TV in expected)
+            return (
+                f"on a small copy of its config, logprobs of sequences of {lengths} tokens, {way}, differ from the "
+                f"library's by {max(errors):.3g} (allowed {allowed:.3g}): {_suspicion(hows, config)}"
+            )
+    return None
+
+
+def _suspicion(hows: list[How], config: Any) -> str:
+    windows = [key for key, value in vars(config).items() if "window" in key and isinstance(value, int) and value > 1]
+    if windows and not any(how.window for how in hows):
+        return (
+            f"its attention layers do not pass on {listed(windows)}, which the library puts into a mask that we do not "
+            "use; choose a version of the model without a window"
+        )
+    return "it asks for something that our attention or head does not honour"
+
+
+def _random_model(model_class: type[PreTrainedModel], config: Any, seed: int) -> PreTrainedModel:
+    """With weights that let every rule show: the library's own are so small that each token sees all others alike."""
+    model = model_class(copy.deepcopy(config)).eval().requires_grad_(False)  # it keeps its config, and changes it
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {id(model.get_input_embeddings().weight)}
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() < 2:
+            parameter.add_(noise * 0.2)  # around what the library puts there: 0 or 1
+        else:
+            fan_in = max(parameter.shape[-2:]) if parameter.dim() > 2 else parameter.shape[-1]
+            parameter.copy_(noise * (0.5 if id(parameter) in embeddings else GAIN / fan_in**0.5))
+    return model
+
+
+def _sequences(vocabulary: int, longest: int, seed: int) -> list[list[int]]:
+    """A long one, one that goes on from its first half, and a short one."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[int] = torch.randint(0, vocabulary, (2 * longest,), generator=generator).tolist()
+    long, other = drawn[:longest], drawn[longest:]
+    return [long, [*long[: longest // 2], *other[: longest // 4]], other[:SHORTEST]]
+
+
+def context_length(config: Any) -> int:
+    """The longest sequence whose tokens all are where the library would have them, whatever else is in the pass. What a
+    text model was trained on, but for rotary embeddings that change all positions of a sequence once it is longer than
+    some number of tokens: up to that number nothing depends on a sequence's length."""
+    longest = config.max_position_embeddings
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *(own for own in given.values() if isinstance(own, dict))):
+        if rope.get("rope_type") == "longrope":
+            first = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            longest = min(longest, first)
+    return longest
+
+
+# ---- the model itself ------------------------------------------------------------------------------------------------
+
+
+def probe_tokens(vocab_size: int, context_length: int) -> list[list[int]]:
+    """Two short sequences of different length, so that a mistake in packing would show."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [min(24, context_length), min(15, context_length)]
+    return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+class Call(NamedTuple):
+    """A call of attention in a pass."""
+
+    layer: int
+    how: How
+    kv_bytes: int  # of the key and the value of one token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watching:
+    """A plan that notes the calls of attention through it."""
+
+    plan: AttentionPlan
+    calls: list[Call] = field(default_factory=list)
+
+    def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
+        self.calls.append(Call(layer, how, key_GND[:, :1].nbytes + value_GND[:, :1].nbytes))
+        return self.plan.attend(layer, query_HND, key_GND, value_GND, how)
+
+
+class _Watched(NamedTuple):
+    """What a pass over packed sequences gave: logits of each sequence, and the calls of attention."""
+
+    logits: list[Tensor]
+    calls: list[Call]
+
+
+def _watched(base: BaseModel, sequences: list[list[int]]) -> _Watched:
+    packed = pack(sequences)
+    plan = _Watching(base.packed_attention(packed))
+    hidden_NE, head = base.hidden_states(packed, plan, []), base.head([])
+    return _Watched([head.logits(hidden_NE[packed.rows_of(index)]) for index in range(len(sequences))], plan.calls)
+
+
+def _not_once(calls: list[Call], num_layers: int) -> str | None:
+    """Why these calls of attention are not one for each layer."""
+    layers = [call.layer for call in calls]
+    if len(set(layers)) < len(layers):
+        return f"attention runs {len(layers)} times in its {num_layers} layers; we can honour one run a layer"
+    if sorted(layers) != list(range(num_layers)):
+        return (
+            f"of its {num_layers} layers {len(layers)} attend through our function; the others have an attention of "
+            "their own, which knows nothing of packs and caches"
+        )
+    return None
+
+
+@torch.no_grad()
+def check_full_model(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> list[Call]:
+    """Its calls of attention, one a layer, in the order of the layers; raises if the model does not compute what the
+    library computes."""
+    name = base.limits.name
+    try:
+        watched = _watched(base, probe)
+    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
+        raise InvalidRequest(f"base model {name!r} does not run with packed attention: {error}") from error
+    obstacle = _not_once(watched.calls, base.num_layers)
+    if obstacle is not None:
+        raise InvalidRequest(f"base model {name!r}: {obstacle}; so this model is refused")
+    rough = has_experts(base.layers, base.config)
+    for ours_TV, logits_TV in zip(watched.logits, expected, strict=True):
+        error, allowed = _error(ours_TV, logits_TV, rough), _tolerance(logits_TV)
+        if not error <= allowed:
+            raise InvalidRequest(
+                f"base model {name!r}: our logits differ from the library's by {error:.3g} (allowed {allowed:.3g}); it "
+                "has something our attention or head does not honour, so this model is refused"
+            )
+    return sorted(watched.calls, key=lambda call: call.layer)
+
+
+def _error(ours_TV: Tensor, theirs_TV: Tensor, has_experts: bool) -> float:
+    """The largest difference. With experts the median over tokens of the root mean square: where two experts are as
+    good as tied, rounding decides which of them a token goes to, and its logits are others but not wrong. A wrong rule
+    changes most tokens."""
+    difference_TV = ours_TV - theirs_TV.float()
+    if has_experts:
+        return difference_TV.square().mean(-1).sqrt().median().item()
+    return difference_TV.abs().max().item()
+
+
+def _tolerance(logits_TV: Tensor) -> float:
+    """Rounding that many layers may gather: relative to the spread of the logits, by the precision of the dtype."""
+    return (logits_TV.float().std().item() + 1e-6) * TOLERANCE[logits_TV.dtype]

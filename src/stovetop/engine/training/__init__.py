@@ -1,0 +1,1 @@
+"""What the training verbs do to an adapter: passes over data, losses, the optimizer."""

@@ -1,0 +1,54 @@
+# pyright: basic
+"""What one training client owns: the weights of an adapter, its optimizer, and the gradients since the last step."""
+
+from dataclasses import replace
+
+from stovetop.engine.lora.weights import AdapterWeights, Moments, Tensors
+from stovetop.engine.training.optimizer import adamw
+from stovetop.errors import CheckpointError, InvalidRequest
+from stovetop.types import AdamParams, OptimStepResponse
+
+
+class Adapter:
+    """One training client's adapter: weights, moments, and the gradients since the last step. The weights are a value
+    that is replaced, never changed in place, for samplers hold it too."""
+
+    def __init__(self, weights: AdapterWeights, moments: Moments | None = None) -> None:
+        self.weights = weights
+        self.moments = moments or Moments()
+        self.gradients: Tensors | None = None
+        self._failure: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """A forward_backward failed: the next step must not use what the others gathered."""
+        self._failure = self._failure or error
+
+    def optim_step(self, params: AdamParams) -> OptimStepResponse:
+        gradients, failure = self.gradients, self._failure
+        self.gradients, self._failure = None, None
+        if failure is not None:
+            raise InvalidRequest(
+                f"a forward_backward before it failed, so its gradients are dropped: {failure}"
+            ) from failure
+        if gradients is None:
+            raise InvalidRequest("there is no gradient; call forward_backward before optim_step")
+        stepped = adamw(self.weights.tensors, gradients, self.moments, params)
+        self.weights = replace(self.weights, tensors=stepped.weights)
+        self.moments = stepped.moments
+        return OptimStepResponse(
+            {
+                "grad_norm": stepped.grad_norm,
+                "update_norm": stepped.update_norm,
+                "skipped_nonfinite": float(stepped.skipped),
+            }
+        )
+
+    def restore(self, weights: AdapterWeights, moments: Moments) -> None:
+        if weights.tensors.keys() != self.weights.tensors.keys():
+            other = sorted(weights.tensors.keys() ^ self.weights.tensors.keys())
+            raise CheckpointError(
+                f"this state trains other linears than the client ({len(other)} tensors differ, first {other[0]}); "
+                "make a client from that state"
+            )
+        self.weights, self.moments = weights, moments
+        self.gradients, self._failure = None, None

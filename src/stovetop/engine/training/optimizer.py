@@ -1,0 +1,125 @@
+# pyright: basic
+"""AdamW for one adapter (Loshchilov & Hutter 2019, arXiv:1711.05101): weights and moments go in, new ones come out. The
+old weights stay as they are, for others may hold them; the moments, which belong to the optimizer alone, are used up. A
+refused step changes nothing: one from a gradient that is not finite, or to weights or moments that would not be.
+
+    m' = b1·m + (1-b1)·g      v' = b2·v + (1-b2)·g²
+    w' = w·(1 - lr·decay) - lr · (m'/(1-b1^t)) / (sqrt(v'/(1-b2^t)) + eps)
+
+Weights, gradients and moments are float32. The gradient is clipped by its global norm before anything else. The formula
+is the library's; here is what it lacks: values, clipping, the refusal of what is not finite.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw as library_adamw
+
+from stovetop.engine.lora.weights import Moments, Tensors
+from stovetop.types import AdamParams
+
+LARGEST = torch.finfo(torch.float32).max
+LARGEST_SQUARED = math.sqrt(LARGEST)  # 1.8e19: the square of a larger number is no float32
+
+
+class Stepped(NamedTuple):
+    weights: Tensors
+    moments: Moments
+    grad_norm: float  # before clipping
+    update_norm: float  # of the change of the weights
+    skipped: bool  # something was not finite: weights and moments are the ones that went in
+
+
+def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamParams) -> Stepped:
+    """One step. `gradients` has a tensor for every weight. The tensors of `moments` become those of the result."""
+    names = sorted(weights)  # norms are sums, whose last bit depends on the order, and a loaded adapter has another one
+    grad_norm = global_norm([gradients[name] for name in names])
+    if not math.isfinite(grad_norm):
+        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+    clip = params.grad_clip_norm / grad_norm if 0 < params.grad_clip_norm < grad_norm else 1.0
+    clipped = [gradients[name] if clip == 1.0 else gradients[name] * clip for name in names]
+    if grad_norm * clip >= LARGEST_SQUARED and max(tensor.abs().max().item() for tensor in clipped) >= LARGEST_SQUARED:
+        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+    new = [weights[name].clone() for name in names]
+    mean, square = (
+        [
+            _owned(old.get(name), weight, copied=_may_overflow(params, moments))
+            for name, weight in zip(names, new, strict=True)
+        ]
+        for old in (moments.mean, moments.square)
+    )
+    spare = _spare(weights)  # from here on nothing large is allocated, so nothing ends halfway
+    library_adamw(
+        new,
+        clipped,
+        mean,
+        square,
+        max_exp_avg_sqs=[],
+        state_steps=_steps(moments.step, new),
+        fused=True,  # one pass over memory instead of a dozen
+        amsgrad=False,
+        maximize=False,
+        lr=params.learning_rate,
+        beta1=params.beta1,
+        beta2=params.beta2,
+        eps=params.eps,
+        weight_decay=params.weight_decay,
+    )
+    update_norm = _norm_of_changes([weights[name] for name in names], new, spare)
+    if not math.isfinite(update_norm):
+        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+    named = (dict(zip(names, tensors, strict=True)) for tensors in (new, mean, square))
+    return Stepped(next(named), Moments(moments.step + 1, *named), grad_norm, update_norm, skipped=False)
+
+
+def _may_overflow(params: AdamParams, moments: Moments) -> bool:
+    """Whether weights can leave float32 in this step. Not by far where rate and decay are in order: no gradient that
+    was let in, hence no mean of them, is above `LARGEST_SQUARED`."""
+    correction = 1 - params.beta1 ** (moments.step + 1)
+    if correction <= 0:
+        return True
+    largest_change = abs(params.learning_rate) * LARGEST_SQUARED / correction / params.eps
+    return not (largest_change < LARGEST / 1e6 and abs(params.learning_rate * params.weight_decay) <= 1)
+
+
+def _owned(moment: Tensor | None, like: Tensor, *, copied: bool) -> Tensor:
+    """What a step writes to: the moment itself, or, where the step may have to be taken back, a copy."""
+    if moment is None:
+        return torch.zeros_like(like)
+    return moment.clone() if copied else moment
+
+
+def _steps(step: int, like: list[Tensor]) -> list[Tensor]:
+    """One for each tensor, which the library counts up."""
+    return list(torch.full((len(like),), float(step), device=like[0].device).unbind()) if like else []
+
+
+def _spare(weights: Tensors) -> Tensor:
+    """Room for any one of them."""
+    some = max(weights.values(), key=Tensor.numel)
+    return some.new_empty(some.numel())
+
+
+def _norm_of_changes(old: list[Tensor], new: list[Tensor], spare: Tensor) -> float:
+    """Euclidean norm of new - old, over all tensors; `spare` is room for any one of them."""
+    pairs = list(zip(old, new, strict=True))
+    norm = _norm_of_rows(torch.sub(b, a, out=spare[: a.numel()].view_as(a)) for a, b in pairs)
+    return norm if math.isfinite(norm) else _norm_of_rows(b.double() - a.double() for a, b in pairs)
+
+
+def global_norm(tensors: Iterable[Tensor]) -> float:
+    """Euclidean norm over all tensors, in their order."""
+    tensors = list(tensors)
+    norm = _norm_of_rows(tensors)
+    if math.isfinite(norm):
+        return norm
+    return _norm_of_rows(tensor.double() for tensor in tensors)  # squares beyond float32 are still numbers
+
+
+def _norm_of_rows(tensors: Iterable[Tensor]) -> float:
+    """Of each row first, and of the rows in float64, in a fixed order."""
+    rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors]
+    return torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64).item() if rows else 0.0
