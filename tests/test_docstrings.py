@@ -23,6 +23,7 @@ DOCUMENTED = (
     "distillation",
     "evaluators.py",
     "hyperparams.py",
+    "kitchen",
     "preference",
     "renderers",
     "rl",
@@ -99,8 +100,9 @@ def classes_of(trees: Iterable[ast.Module]) -> dict[str, ast.ClassDef]:
 
 
 def undocumented(tree: ast.Module, implemented: list[Implemented], classes: dict[str, ast.ClassDef]) -> Iterator[str]:
-    for node in tree.body:
-        if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):
+    defined = {node.name: node for node in tree.body if isinstance(node, Function | ast.ClassDef)}  # last of @overloads
+    for node in defined.values():
+        if node.name.startswith("_"):
             continue
         if not ast.get_docstring(node):
             yield node.name

@@ -13,6 +13,7 @@ StovetopError
 │   └── TornCheckpoint    a write that did not finish, or bytes that changed since
 ├── WriteFailed           the disk did not take what was to be written (also an OSError)
 ├── Diverged              a loss or reward that is no longer a finite number
+├── StageFailed           a stage of a workflow raised; names the stage, the workflow and the step
 ├── EnvError              an environment raised; names the environment and the step
 ├── GradeError            a grader broke: never counted as a wrong answer
 ├── WorkerDied            a worker process ended in the middle of a call; says how
@@ -198,6 +199,15 @@ class Diverged(StovetopError):
         super().__init__(
             f"{what} is not finite at step {step}: {value}. Lower the learning rate, or resume from the last checkpoint"
         )
+
+
+class StageFailed(StovetopError):
+    """A stage of a workflow raised. The original exception is the cause."""
+
+    def __init__(self, stage: str, workflow: str, step: int | None, why: str) -> None:
+        where = "" if step is None else f" at step {step}"
+        super().__init__(f"stage {stage!r} of workflow {workflow!r} failed{where}: {why}")
+        self.stage, self.workflow, self.step = stage, workflow, step
 
 
 class EnvError(StovetopError):

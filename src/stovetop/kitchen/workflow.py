@@ -1,0 +1,175 @@
+"""A workflow: stages in order, with at most one loop. A value that can be described, checked, edited and run.
+
+Stages share one namespace. A name comes from a field of the config, from a port (an argument of `run`), or from the
+stage that writes it; inside the loop also from the item: `step`, `epoch`, `batch`, `enters_epoch`, `ends_epoch`, `row`
+and what is carried. Every name has one source; a stage that writes what another wrote reads it too. What a stage in the
+loop writes belongs to its item, and is gone when the item leaves the loop.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.kitchen.annotations import UNKNOWN
+from stovetop.kitchen.check import Checked, check
+from stovetop.kitchen.nodes import Loop, Node, Placed, Station, When, check_kinds, placed
+from stovetop.kitchen.run import Runner
+from stovetop.kitchen.stage import AnyStage, Stage
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True, init=False)
+class Workflow:
+    """`Workflow("supervised", load, Loop("positions", Station(train, log)), save)`. Edits return a new one."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+    def __init__(self, name: str, /, *nodes: Node) -> None:
+        check_kinds("a Workflow", nodes, Stage, When, Loop)
+        if sum(isinstance(node, Loop) for node in nodes) > 1:
+            raise InvalidRequest(f"a workflow has one loop at most; make two of it, one run after the other: {name!r}")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "nodes", nodes)
+
+    @property
+    def stages(self) -> list[Placed]:
+        """All of them, in order, each with its place."""
+        return placed(self.nodes)
+
+    @property
+    def loop(self) -> Loop | None:
+        """The one that it has, if it has one."""
+        return next((node for node in self.nodes if isinstance(node, Loop)), None)
+
+    def check(
+        self, config: "DataclassInstance | type[DataclassInstance]", ports: Mapping[str, object] | None = None
+    ) -> Checked:
+        """Every problem that can be known before it runs. The config and each port may be a value, or its class where
+        there is no value yet. With a value, a field that nothing reads must have its default."""
+        return check(self.name, self.stages, self.loop, config, ports or {})
+
+    async def run(self, config: "DataclassInstance", **ports: object) -> dict[str, object]:
+        """Checks it, runs it, and returns what the stages outside the loop have written, and what was carried.
+
+        Problems are raised together, as one InvalidRequest, before anything runs; then the first failure is raised,
+        what a stage raises as a StageFailed. Events go to the port `run`, if there is one. A run resumes because its
+        directory says so: the set-up stages run again, and say where the loop begins.
+        """
+        self.check(config, ports).raise_problems()
+        given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | ports
+        return await Runner(self.name, self.stages, given).run(self.loop)
+
+    def describe(self) -> "Description":
+        """Every stage, with what it reads and writes."""
+        rows = [_row(place) for place in self.stages]
+        notes = [
+            f"stage {stage.name!r}: types that are not known when it runs are not compared: {', '.join(unknown)}"
+            for stage, *_ in self.stages
+            if (unknown := [name for name, kind in {**stage.takes(), **stage.gives()}.items() if kind is UNKNOWN])
+        ]
+        if self.loop is not None and self.loop.depth != 0 and [each.together for each in self.loop.stations] == [False]:
+            notes.insert(0, f"depth {self.loop.depth}, one station: nothing overlaps")
+        return Description(self.name, tuple(rows), tuple(notes))
+
+    # ---- edits
+
+    def replace(self, name: str, *new: AnyStage | When) -> "Workflow":
+        """With others in the place of this stage. Where it is under a condition, so are they."""
+        return self._edited(name, "replace", new)
+
+    def remove(self, name: str) -> "Workflow":
+        """Without this stage; a When or a Station that has no other disappears."""
+        return self._edited(name, "replace", ())
+
+    def insert_before(self, name: str, *new: AnyStage | When) -> "Workflow":
+        """With others before this stage; where that is under a condition, before it and not under it."""
+        return self._edited(name, "before", new)
+
+    def insert_after(self, name: str, *new: AnyStage | When) -> "Workflow":
+        """With others after this stage; where that is under a condition, after it and not under it."""
+        return self._edited(name, "after", new)
+
+    def _edited(self, name: str, how: "_How", new: Sequence[AnyStage | When]) -> "Workflow":
+        names = [each.stage.name for each in self.stages]
+        if name not in names:
+            raise UnknownName(f"stage of workflow {self.name!r}", name, names)
+        if names.count(name) > 1:
+            raise InvalidRequest(f"{names.count(name)} stages have this name; give one of them another: {name!r}")
+        nodes: list[Node] = []
+        for node in self.nodes:
+            if not isinstance(node, Loop):
+                nodes += _edited((node,), name, how, new)
+                continue
+            stations = [Station(*_edited(each.nodes, name, how, new), together=each.together) for each in node.stations]
+            kept = [station for station in stations if station.nodes]
+            nodes.append(Loop(node.items, *kept, depth=node.depth, carry=node.carry))
+        return Workflow(self.name, *nodes)
+
+
+_How = Literal["replace", "before", "after"]
+
+
+def _edited(
+    nodes: Sequence[AnyStage | When], name: str, how: _How, new: Sequence[AnyStage | When]
+) -> list[AnyStage | When]:
+    edited: list[AnyStage | When] = []
+    for node in nodes:
+        stages = node.stages if isinstance(node, When) else (node,)
+        if all(stage.name != name for stage in stages):
+            edited.append(node)
+        elif how != "replace":
+            edited += [*new, node] if how == "before" else [node, *new]
+        elif isinstance(node, When):
+            kept = [each for stage in stages for each in (new if stage.name == name else (stage,))]
+            check_kinds("a When", kept, Stage)
+            edited += [When(node.condition, *(each for each in kept if isinstance(each, Stage)))] if kept else []
+        else:
+            edited += new
+    return edited
+
+
+# ---- as it is shown --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage, as `describe` shows it."""
+
+    stage: str
+    where: str  # before the loop; loop, station 2, when saves
+    reads: tuple[str, ...]
+    optional: tuple[str, ...]  # those of `reads` that may be absent
+    writes: tuple[str, ...]
+    doc: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `Workflow.describe` returns."""
+
+    workflow: str
+    stages: tuple[StageRow, ...]
+    notes: tuple[str, ...]
+
+
+def _row(place: Placed) -> StageRow:
+    stage = place.stage
+    optional = tuple(name for parameter, name in stage.reads.items() if parameter in stage.optional)
+    file, line = stage.source
+    return StageRow(
+        stage.name,
+        str(place),
+        tuple(stage.reads.values()),
+        optional,
+        tuple(stage.writes.values()),
+        stage.doc,
+        str(file),
+        line,
+    )
