@@ -87,7 +87,7 @@ class Engine:
         self._residency.use(_holders_of(ticket.op for ticket in (*tickets, *newcomers)))
         finished = self._run(tickets)
         for ticket in newcomers:
-            self._sampler.add(ticket)
+            self._sampler.add(ticket, ticket.op.weights)
         finished += self._sample()
         self._residency.use(_holders_of(done for each in finished for done in (each.ticket.op, each.result)))
         self._residency.tidy(in_use=self._sampler.weights_in_use())

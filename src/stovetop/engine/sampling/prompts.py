@@ -45,6 +45,7 @@ class Prompt:
 
     ticket: Ticket
     op: Sample | ComputeLogprobs
+    weights: AdapterWeights | None  # None: the base model as it is
     tokens: list[int]
     cache: KVCache  # of one slot
     is_again: bool = False  # it was computed before: its logprobs are known, and there is no use in keeping it
@@ -53,10 +54,6 @@ class Prompt:
     last_hidden_E: Tensor | None = None  # of the last token, once it is computed
     logprobs: list[float | None] = field(default_factory=lambda: [None])
     top_logprobs: list[list[tuple[int, float]] | None] = field(default_factory=lambda: [None])
-
-    @property
-    def weights(self) -> AdapterWeights | None:
-        return self.op.weights
 
     @property
     def is_computed(self) -> bool:
@@ -142,10 +139,10 @@ class Prompts:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by number, the last used at the end
         self._number = 0
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: Ticket, weights: AdapterWeights | None) -> None:
         assert isinstance(ticket.op, Sample | ComputeLogprobs), "the scheduler sends only these"
         cache = KVCache(self._model.num_layers)
-        self._waiting.append(Prompt(ticket, ticket.op, ticket.op.prompt.to_ints(), cache))
+        self._waiting.append(Prompt(ticket, ticket.op, weights, ticket.op.prompt.to_ints(), cache))
 
     def add_again(self, prompt: Prompt) -> None:
         """One that was computed, and whose memory is freed now; it comes before all others."""

@@ -80,7 +80,8 @@ class Sampler:
             budget.num_positions, self._cache, self._prefixes, self._prompts, self._ready, self._sources
         )
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: Ticket, weights: AdapterWeights | None) -> None:
+        """`weights` are those that the op names."""
         match ticket.op:
             case Sample(prompt=prompt, params=params):
                 length = prompt.length + (params.max_tokens or 0)
@@ -91,7 +92,7 @@ class Sampler:
         if length > self._budget.longest_sequence:
             self._finished.append(Finished(ticket, error=InvalidRequest(self._budget.too_long(length))))
         else:
-            self._prompts.add(ticket)
+            self._prompts.add(ticket, weights)
 
     @property
     def idle(self) -> bool:
@@ -199,9 +200,8 @@ class Sampler:
         """Its slot is freed, and it goes on when its prompt and what it has drawn are computed again."""
         self._remove([sequence])
         request = sequence.request
-        prompt = Prompt(
-            request.prompt.ticket, request.prompt.op, [*request.prompt.tokens, *sequence.tokens], KVCache(0)
-        )
+        known = request.prompt
+        prompt = Prompt(known.ticket, known.op, known.weights, [*known.tokens, *sequence.tokens], KVCache(0))
         self._compute_again(Start(request, prompt, sequence))
 
     def _compute_again(self, start: Start) -> None:
