@@ -64,6 +64,9 @@ def test_a_row_has_what_is_known_and_extras_beside_it():
         final=st.none() | st.booleans(),
         state_path=st.none() | st.just("/a"),
         sampler_path=st.none() | st.just("/b"),
+        policy_paths=st.lists(st.sampled_from(["/c", "/d"])).map(tuple),
+        trained_ahead=st.lists(st.integers(0, 9)).map(tuple),
+        reference_path=st.none() | st.just("/e"),
         extras=st.dictionaries(st.sampled_from(["rolling", "tokens"]), st.booleans() | st.integers()),
     )
 )
@@ -72,10 +75,20 @@ def test_every_row_survives_json(record: CheckpointRecord):
 
 
 @pytest.mark.parametrize(
-    "row", [{"batch": 1}, {"name": "a", "batch": "1"}, {"name": "a", "batch": True}, {"name": None}]
+    "row",
+    [
+        {"batch": 1},
+        {"name": "a", "batch": "1"},
+        {"name": "a", "batch": True},
+        {"name": None},
+        {"name": "a", "policy_paths": "/c"},
+        {"name": "a", "policy_paths": ["/c", 3]},
+        {"name": "a", "trained_ahead": [True]},
+        {"name": "a", "reference_path": 3},
+    ],
 )
 def test_a_row_that_is_none_is_refused(row: dict[str, object]):
-    with pytest.raises(InvalidRequest, match=r"name|batch"):
+    with pytest.raises(InvalidRequest, match=r"name|batch|policy_paths|trained_ahead|reference_path"):
         CheckpointRecord.from_dict(row)
 
 
@@ -157,11 +170,11 @@ def test_each_kind_submits_its_saves_at_once_and_then_writes_one_row(
     assert load_checkpoints_file(tmp_path) == [record]
 
 
-@pytest.mark.parametrize("loop_state", [{"batch": "3"}, {"state_path": "/x"}, {"name": "x"}])
+@pytest.mark.parametrize("loop_state", [{"batch": "3"}, {"state_path": "/x"}, {"name": "x"}, {"policy_paths": "/x"}])
 def test_a_loop_state_that_is_none_is_refused_before_anything_is_saved(tmp_path: Path, loop_state: dict[str, str]):
     with open_service(tmp_path) as service:
         client = service.create_lora_training_client(MODEL).result()
-        with pytest.raises(InvalidRequest, match=r"batch|state_path|name"):
+        with pytest.raises(InvalidRequest, match=r"batch|state_path|name|policy_paths"):
             submit_checkpoint(client, "a", loop_state)
         assert [call.verb for call in service.calls] == ["create_lora_training_client"]
 
@@ -235,6 +248,55 @@ def test_a_torn_row_and_a_lost_one_are_skipped_with_a_message(tmp_path: Path, ca
     assert start.batch == 5
     messages = [entry.getMessage() for entry in caplog.records]
     assert ["'000015' cannot be used" in messages[0], "'000010' cannot be used" in messages[1]] == [True, True]
+
+
+async def save_with_policies(service: InProcessServiceClient, log_dir: Path, batch: int) -> CheckpointRecord:
+    """As a loop does that samples ahead of training: the row names the policies that the next batches need."""
+    client = await service.create_lora_training_client(MODEL, rank=8)
+    saved = submit_checkpoint(client, f"{batch:06d}", {"batch": batch})
+    names = [f"policy-{batch}-{index}" for index in range(2)]
+    paths = [(await client.save_weights_for_sampler(name)).path for name in names]
+    return await saved.record(log_dir, policy_paths=paths, trained_ahead=[7, 9], reference_path=paths[0])
+
+
+def test_a_row_names_what_else_a_run_needs_to_go_on(tmp_path: Path):
+    with open_service(tmp_path) as service:
+        record = asyncio.run(save_with_policies(service, tmp_path, 5))
+        assert [Path(path).name for path in record.policy_paths] == ["policy-5-0", "policy-5-1"]
+        assert (record.trained_ahead, record.reference_path) == ((7, 9), record.policy_paths[0])
+        assert asyncio.run(begin(service, tmp_path)).record == record
+        client = service.create_lora_training_client(MODEL, rank=8).result()
+        final = save_final_checkpoint(
+            client, tmp_path, start=Start(client), num_batches=6, policy_paths=record.policy_paths, reference_path="/e"
+        )
+        asyncio.run(final)
+    last = get_last_checkpoint(tmp_path, "policy_paths")
+    assert last is not None
+    assert (last.name, last.policy_paths, last.reference_path) == ("final", record.policy_paths, "/e")
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, lambda path: next(path.glob("*.safetensors")).write_bytes(b"torn")])
+def test_a_row_with_a_torn_policy_or_a_lost_one_is_skipped_with_a_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lose: Callable[[Path], object]
+):
+    with open_service(tmp_path) as service:
+        first, second = (asyncio.run(save_with_policies(service, tmp_path, batch)) for batch in (5, 10))
+        lose(Path(second.policy_paths[1]))
+        with caplog.at_level(logging.WARNING):
+            assert asyncio.run(begin(service, tmp_path)).record == first
+    assert "'000010' cannot be used" in caplog.records[0].getMessage()
+
+
+def test_a_run_directory_may_be_moved_with_its_policies(tmp_path: Path):
+    with open_service(tmp_path / "old") as service:
+        asyncio.run(save_with_policies(service, tmp_path / "old", 5))
+    (tmp_path / "old").rename(tmp_path / "new")
+    with open_service(tmp_path / "new") as service:
+        record = asyncio.run(begin(service, tmp_path / "new")).record
+    assert record is not None
+    moved = [*record.policy_paths, record.reference_path]
+    assert all(str(path).startswith(str(tmp_path / "new" / "checkpoints")) for path in moved)
+    assert all(Path(str(path)).is_dir() for path in moved)
 
 
 def test_a_run_whose_checkpoints_are_all_lost_is_an_error_and_no_fresh_start(tmp_path: Path):

@@ -482,6 +482,37 @@ def test_rows_of_steps_that_run_again_are_dropped_and_copied(tmp_path: Path):
     assert copies == {"1": 5, "2": 6}  # the last resume had nothing to drop
 
 
+@pytest.mark.parametrize("begins", [0, 2])
+def test_events_of_steps_that_ran_again_are_read_once(tmp_path: Path, begins: int):
+    """The first time to step 3, killed amid step 4; then from `begins` to the end."""
+    for start, stop in ((0, 4), (begins, 5)):
+        with runs.open_run(tmp_path / "run", Config(), console=False) as run:
+            run.start_at(start)
+            for step in range(start, stop + 1):
+                run.emit("rl.step", step=step)
+                if step < stop or stop == 5:
+                    run.log_metrics({"loss": 1.0}, step)
+            run.emit("words.kept")
+    events = runs.load(tmp_path / "run").events
+    assert [event.step for event in events if event.name == "rl.step"] == [0, 1, 2, 3, 4, 5]
+    assert [event.step for event in events if event.name == "run.resume"] == [begins]
+    assert [event.name for event in events if event.name in ("run.start", "words.kept")] == [
+        "run.start",
+        "words.kept",
+    ] * 2
+
+
+def test_a_resume_before_an_earlier_resume_leaves_the_steps_out_again(tmp_path: Path):
+    for start, stop in ((0, 4), (3, 6), (1, 3)):
+        with runs.open_run(tmp_path / "run", Config(), console=False) as run:
+            run.start_at(start)
+            for step in range(start, stop):
+                run.emit("rl.step", step=step)
+    events = runs.load(tmp_path / "run").events
+    assert [event.step for event in events if event.name == "rl.step"] == [0, 1, 2]
+    assert [event.step for event in events if event.name == "run.resume"] == [3, 1]
+
+
 def test_a_resume_that_forgets_to_say_where_is_refused_before_it_writes_a_second_row(tmp_path: Path):
     with quiet_run(finished_run(tmp_path / "run")) as run, pytest.raises(InvalidRequest, match="start_at"):
         run.log_metrics({"loss": 1.0}, 0)

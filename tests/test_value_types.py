@@ -40,7 +40,7 @@ ATTRIBUTES: dict[type, str] = {
     DatumMetadata: "group_idx traj_idx",
     Comparison: "prompt_conversation completion_A completion_B",
     LabeledComparison: "comparison label",
-    CheckpointRecord: "name batch epoch final state_path sampler_path extras",
+    CheckpointRecord: "name batch epoch final state_path sampler_path extras policy_paths trained_ahead reference_path",
 }
 
 

@@ -7,13 +7,15 @@ There is no synchronous twin of the coroutines here: a script without an event l
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, overload
 
 from stovetop.client import ServiceClient, TrainingClient, UserMetadata
-from stovetop.durable import MANIFEST, append_row, parse_rows, writing
+from stovetop.concurrency import in_thread
+from stovetop.durable import MANIFEST, append_row, parse_rows, read_folder, writing
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, TornCheckpoint
 from stovetop.futures import APIFuture
 from stovetop.run_folder import CHECKPOINTS_FILE, STATES_FOLDER, saved_folders
@@ -26,9 +28,15 @@ FINAL = "final"
 
 CheckpointKind = Literal["state", "sampler", "both"]  # to go on from; to sample from; both
 Scalar = int | float | str | bool
+RowValue = Scalar | list[str] | list[int]
 LoopState = Mapping[str, Scalar]  # batch (the next one), epoch, and any further numbers and words of the loop's own
 
-_OWN_KEYS = {"name": str, "batch": int, "epoch": int, "final": bool, "state_path": str, "sampler_path": str}
+_OWN_KEYS = {
+    "name": str, "batch": int, "epoch": int, "final": bool, "state_path": str, "sampler_path": str,
+    "policy_paths": list, "trained_ahead": list, "reference_path": str,
+}  # fmt: skip
+_ITEMS = {"policy_paths": str, "trained_ahead": int}
+_SAVED = {"name", "state_path", "sampler_path", "policy_paths", "trained_ahead", "reference_path"}  # no loop_state's
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -45,16 +53,22 @@ class CheckpointRecord:
     state_path: str | None = None  # weights and optimizer
     sampler_path: str | None = None  # weights
     extras: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
+    policy_paths: tuple[str, ...] = ()  # of the weights that the next batches are sampled with, where sampling is ahead
+    trained_ahead: tuple[int, ...] = ()  # groups from `batch` on that were trained, where batches are what is ready
+    reference_path: str | None = None  # of the weights that preferences are measured against
 
-    def to_dict(self) -> dict[str, Scalar]:
-        """As a row of checkpoints.jsonl: what is None is left out, `extras` lie beside the rest."""
-        own = {
+    def to_dict(self) -> dict[str, RowValue]:
+        """As a row of checkpoints.jsonl: what is None or empty is left out, `extras` lie beside the rest."""
+        own: dict[str, RowValue | None] = {
             "name": self.name,
             "batch": self.batch,
             "epoch": self.epoch,
             "final": self.final,
             "state_path": self.state_path,
             "sampler_path": self.sampler_path,
+            "policy_paths": list(self.policy_paths) or None,
+            "trained_ahead": list(self.trained_ahead) or None,
+            "reference_path": self.reference_path,
         }
         return {key: value for key, value in own.items() if value is not None} | dict(self.extras)
 
@@ -64,16 +78,21 @@ class CheckpointRecord:
         for key, kind in _OWN_KEYS.items():
             if key in row and type(row[key]) is not kind:
                 raise InvalidRequest(f"{key!r} of a checkpoint must be {kind.__name__}: {row[key]!r}")
+        for key, kind in _ITEMS.items():
+            if not all(type(item) is kind for item in row.get(key, ())):
+                raise InvalidRequest(f"each of {key!r} of a checkpoint must be {kind.__name__}: {row[key]!r}")
         if "name" not in row:
             raise InvalidRequest(f"a checkpoint needs a name: {dict(row)}")
-        own = {key: value for key, value in row.items() if key in _OWN_KEYS}
+        own: dict[str, Any] = {
+            key: tuple(value) if key in _ITEMS else value for key, value in row.items() if key in _OWN_KEYS
+        }
         return cls(**own, extras={key: value for key, value in row.items() if key not in _OWN_KEYS})
 
     def has(self, key: str) -> bool:
         """Whether the row has this key, one of `extras` too."""
         return key in self.to_dict()
 
-    def get(self, key: str) -> Scalar | None:
+    def get(self, key: str) -> RowValue | None:
         """The row's value of this key, None without it."""
         return self.to_dict().get(key)
 
@@ -86,6 +105,8 @@ def load_checkpoints_file(log_dir: str | Path) -> list[CheckpointRecord]:
             record,
             state_path=_locate(record.state_path, log_dir),
             sampler_path=_locate(record.sampler_path, log_dir),
+            policy_paths=tuple(_locate(path, log_dir) for path in record.policy_paths),
+            reference_path=_locate(record.reference_path, log_dir),
         )
         for record in parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
     ]
@@ -96,6 +117,10 @@ def get_last_checkpoint(log_dir: str | Path, required_key: str = "state_path") -
     return next((record for record in reversed(load_checkpoints_file(log_dir)) if record.has(required_key)), None)
 
 
+@overload
+def _locate(path: str, log_dir: Path) -> str: ...
+@overload
+def _locate(path: None, log_dir: Path) -> None: ...
 def _locate(path: str | None, log_dir: Path) -> str | None:
     """`path`, or where it has gone with the run directory: the longest tail of it that is a saved folder in there."""
     if path is None or not Path(path).is_absolute() or Path(path).exists():
@@ -122,14 +147,24 @@ class PendingCheckpoint:
     state: APIFuture[SaveWeightsResponse] | None
     sampler: APIFuture[SaveWeightsForSamplerResponse] | None
 
-    async def record(self, log_dir: str | Path) -> CheckpointRecord:
+    async def record(
+        self,
+        log_dir: str | Path,
+        *,
+        policy_paths: Sequence[str] = (),
+        trained_ahead: Sequence[int] = (),
+        reference_path: str | None = None,
+    ) -> CheckpointRecord:
         """Waits for the save and writes its row. Log the metrics of the steps before it first: a run that goes on from
-        here will not run those steps again."""
-        row = {"name": self.name, **self.loop_state}
+        here will not run those steps again. What else it needs to go on is known only now: see `CheckpointRecord`."""
+        row: dict[str, RowValue] = {"name": self.name, **self.loop_state}
         if self.state is not None:
             row["state_path"] = (await self.state).path
         if self.sampler is not None:
             row["sampler_path"] = (await self.sampler).path
+        row |= {"policy_paths": list(policy_paths), "trained_ahead": list(trained_ahead)}
+        if reference_path is not None:
+            row["reference_path"] = reference_path
         record = CheckpointRecord.from_dict(row)
         log_dir = Path(log_dir).expanduser()
         for name in (CHECKPOINTS_FILE, COPY_FILE):
@@ -149,7 +184,7 @@ def submit_checkpoint(
         ...                                # await the step, log its metrics
         await saved.record(run.path)
     """
-    if reserved := {"name", "state_path", "sampler_path"} & set(loop_state):
+    if reserved := _SAVED & set(loop_state):
         raise InvalidRequest(f"a loop_state says where the loop is, not {', '.join(sorted(reserved))}: {loop_state}")
     CheckpointRecord.from_dict({"name": name, **loop_state})  # refused now rather than after the save
     return PendingCheckpoint(
@@ -172,14 +207,25 @@ async def save_checkpoint(
 
 
 async def save_final_checkpoint(
-    training_client: TrainingClient, log_dir: str | Path, *, start: "Start", num_batches: int, **loop_state: Scalar
+    training_client: TrainingClient,
+    log_dir: str | Path,
+    *,
+    start: "Start",
+    num_batches: int,
+    policy_paths: Sequence[str] = (),
+    trained_ahead: Sequence[int] = (),
+    reference_path: str | None = None,
+    **loop_state: Scalar,
 ) -> CheckpointRecord | None:
     """The last act of a loop: saves "final", state and sampler weights; or, where the run was complete already, saves
-    nothing and says so."""
+    nothing and says so. What a run that is made longer needs to go on is in its row: see `CheckpointRecord`."""
     if start.is_complete(num_batches):
         return None
     state = {"batch": num_batches, "final": True, **loop_state}
-    return await save_checkpoint(training_client, FINAL, log_dir, state, kind="both")
+    saved = submit_checkpoint(training_client, FINAL, state, kind="both")
+    return await saved.record(
+        log_dir, policy_paths=policy_paths, trained_ahead=trained_ahead, reference_path=reference_path
+    )
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------
@@ -217,7 +263,8 @@ async def resume_or_create(
     """The training client of a run, by the first of these that applies:
 
     1. The last row of checkpoints.jsonl with a state and a batch: weights and optimizer, and that batch. A row whose
-       state is torn or gone is skipped, and said; if none can be used, that is an error, never a silent fresh start.
+       state, or one of the policies that it names, is torn or gone is skipped, and said; if none can be used, that is
+       an error, never a silent fresh start.
     2. `load_checkpoint_path`: its weights with a fresh optimizer, batch 0.
     3. A new adapter, batch 0.
 
@@ -279,6 +326,8 @@ async def _resume(
 ) -> Start:
     for path, batch, record in reversed(positions):
         try:
+            for policy_path in record.policy_paths:
+                await in_thread(partial(_check_whole, policy_path))
             client = await service.create_training_client_from_state_with_optimizer(path, model_name, user_metadata)
         except (TornCheckpoint, CheckpointNotFound) as error:
             log.warning("checkpoint %r cannot be used, trying the one before: %s", record.name, error)
@@ -289,3 +338,9 @@ async def _resume(
         f"none of the {len(positions)} checkpoints of this run can be used; restore one of their folders, or begin "
         f"again with behavior_if_exists=delete: {log_dir}"
     )
+
+
+def _check_whole(path: str) -> None:
+    """Of what was saved on this machine; a path that is none is a remote service's."""
+    if Path(path).is_absolute():
+        read_folder(Path(path))

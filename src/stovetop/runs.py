@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     Settings = Mapping[str, JsonValue]  # a config as JSON
 
 log = logging.getLogger(__name__)
+_RESUME = "run.resume"  # an event: the run goes on from its step
 ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
 
 
@@ -251,7 +252,8 @@ class Run:
 
     def start_at(self, step: int) -> None:
         """Call it before the first step, with the step that a resumed run goes on from. Rows of metrics.jsonl from
-        there on belong to steps that run again: they are dropped, and metrics.jsonl.pre_resume_N keeps a copy."""
+        there on belong to steps that run again: they are dropped, and metrics.jsonl.pre_resume_N keeps a copy. Their
+        events stay in events.jsonl, and `load` leaves them out."""
         file = self.path / METRICS_FILE
         rows = parse_rows(file, _checked_row)
         kept = [row for row in rows if step_of_row(row) < step]
@@ -263,8 +265,8 @@ class Run:
                 "dropped %d rows of %s from step %d on, which run again", len(rows) - len(kept), METRICS_FILE, step
             )
         self._last_step = _last_step(kept)
-        if step > 0:
-            self.stream.emit("run.resume", step=step, num_rows_dropped=len(rows) - len(kept))
+        if step > 0 or any(event.step is not None for event in _read_events(self.path)):
+            self.stream.emit(_RESUME, step=step, num_rows_dropped=len(rows) - len(kept))
 
     def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int) -> None:
         """The one row of this step; steps only go up. Gather what belongs to a step, then log it once."""
@@ -331,7 +333,7 @@ class RunRecord:
     config: "Mapping[str, JsonValue]"
     config_class: str  # "module:name"
     metrics: Sequence[Mapping[str, float]]  # one a step, in order, each with "step"
-    events: Sequence[Event]
+    events: Sequence[Event]  # those of steps that ran again, after a kill, once
 
     def series(self, metric: str) -> Series:
         """The steps that have this metric, and its values."""
@@ -359,5 +361,15 @@ def load(path: str | Path) -> RunRecord:
     path = Path(path).expanduser().resolve()
     stored = _read_config(path)
     metrics = parse_rows(path / METRICS_FILE, metrics_from_row)
-    events = parse_rows(path / EVENTS_FILE, event_from_row)
-    return RunRecord(path, stored.config, stored.config_class, metrics, events)
+    return RunRecord(path, stored.config, stored.config_class, metrics, _read_events(path))
+
+
+def _read_events(path: Path) -> list[Event]:
+    """Without those of steps that a resumed run ran again: the ones from its step on that came before it."""
+    events: list[Event] = []
+    for event in parse_rows(path / EVENTS_FILE, event_from_row):
+        if event.name == _RESUME and event.step is not None:
+            begins = event.step
+            events = [each for each in events if each.step is None or each.step < begins or each.name == _RESUME]
+        events.append(event)
+    return events
