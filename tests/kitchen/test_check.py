@@ -381,6 +381,7 @@ def plain() -> None: ...
         (lambda: Loop("positions", draw), "a Loop is made of Station alone"),
         (lambda: Station(Loop("positions")), "a Station is made of Stage or When alone"),
         (lambda: When(is_even, When(is_even, draw)), "a When is made of Stage alone"),
+        (lambda: When(draw.function, draw), "a condition is a plain function that returns a bool: <function draw"),
         (lambda: When(lambda *names: True, draw), r"plain parameters.*\*names"),
         (lambda: Loop("positions", Station(draw), depth=-1), "the depth of a loop is 0 or more: -1"),
         (lambda: Workflow("w", Loop("a", Station(draw)), Loop("b", Station(add))), "one loop at most.*'w'"),

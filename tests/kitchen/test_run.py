@@ -153,7 +153,7 @@ def test_a_value_without_a_name_and_a_name_without_a_value_are_refused() -> None
         StageFailed, match=r"it writes nothing and returned a value; name it in @stage\(writes=...\): 3"
     ):
         run(Workflow("w", unnamed))
-    with pytest.raises(StageFailed, match="it must return a NamedTuple or a dict with a, b; b is not in this dict"):
+    with pytest.raises(StageFailed, match="it must return a NamedTuple or a dict with a, b; b is not in it"):
         run(Workflow("w", partial))
 
 

@@ -53,51 +53,40 @@ def check(
     if not dataclasses.is_dataclass(config):
         raise InvalidRequest(f"a config is a dataclass, or a value of one: {config!r}")
     config_class = config if isinstance(config, type) else type(config)
+    fields = {each.name: each for each in dataclasses.fields(config_class)}
     names = _Namespace(config_class.__name__, stages)
-    annotations = fields_of(config_class)
-    fields = [each.name for each in dataclasses.fields(config_class)]
-    for name in fields:
-        names.give(name, _Source(f"config field {name!r}", annotations[name], None, fixed=True))
+    for name, annotation in fields_of(config_class).items():
+        names.give(name, _Source(f"config field {name!r}", annotation, None, fixed=True))
     for name, port in ports.items():
-        kind = port if isinstance(port, type) else type(port)
-        names.give(name, _Source(f"port {name!r}", kind, None, fixed=True))
-        if name == "run" and not issubclass(kind, Run):
-            names.problems.append(f"port 'run' must be a Run, which open_run gives, not {kind.__name__}")
+        names.give(name, _Source(f"port {name!r}", port if isinstance(port, type) else type(port), None, fixed=True))
     names.walk(loop)
-    if names.missing:
-        read_by = [f"{name} (by {', '.join(readers)})" for name, readers in names.missing.items()]
-        names.problems.append(f"missing ports: {', '.join(read_by)}".replace("(by", "(read by", 1))
-    names.problems += [
-        f"{count} stages are named {name!r}; give one of them another: stage.using('other_name')"
-        for name, count in Counter(each.stage.name for each in stages).items()
-        if count > 1
-    ]
-    names.problems += _shape_problems(stages)
+    problems = [*names.problems, *_port_problems(names, ports), *_shape_problems(stages)]
     if loop is not None:
         names.readers.setdefault(str(loop.depth), []).append("the loop")
         in_loop = [each for each in stages if each.phase == "loop"]
-        names.problems += [*_depth_problems(loop, config, annotations), *_carry_problems(in_loop, loop)]
-        names.problems += [*_training_problems(in_loop), *_record_problems(in_loop)]
-    own = {each.name for each in dataclasses.fields(RunConfig)} if issubclass(config_class, RunConfig) else set[str]()
-    unread = [name for name in fields if name not in names.readers and name not in own]
-    if not isinstance(config, type):
-        names.problems += [
-            f"config field {name!r} is set to {getattr(config, name)!r}, and no stage reads it"
-            for name in unread
-            if getattr(config, name) != _default(config_class, name)
-        ]
+        problems += [*_depth_problems(loop, config), *_carry_problems(in_loop, loop)]
+        problems += [*_training_problems(stages, in_loop), *_record_problems(in_loop)]
+    of_run = (
+        {each.name for each in dataclasses.fields(RunConfig)} if issubclass(config_class, RunConfig) else set[str]()
+    )
+    unread = [name for name in fields if name not in names.readers and name not in of_run]
+    problems += [
+        f"config field {name!r} is set to {getattr(config, name)!r}, and no stage reads it"
+        for name in unread
+        if not isinstance(config, type) and getattr(config, name) != _default(fields[name])
+    ]
+    readers = {name: tuple(who) for name, who in names.readers.items()}
     return Checked(
         workflow,
-        tuple(names.problems),
+        tuple(problems),
         tuple(unread),
-        {name: tuple(names.readers[name]) for name in fields if name in names.readers},
-        {name: tuple(names.readers[name]) for name in (*ports, *names.missing) if name in names.readers},
+        {name: readers[name] for name in fields if name in readers},
+        {name: readers[name] for name in (*ports, *names.missing) if name in readers},
     )
 
 
-def _default(config_class: type, name: str) -> object:
-    field_of = next(each for each in dataclasses.fields(config_class) if each.name == name)
-    return field_of.default if field_of.default_factory is dataclasses.MISSING else field_of.default_factory()
+def _default(field: "dataclasses.Field[object]") -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -238,7 +227,19 @@ def _is_there(source: _Source, reader: _Reader) -> bool:
 # ---- stages and stations ---------------------------------------------------------------------------------------------
 
 
+def _port_problems(names: _Namespace, ports: Mapping[str, object]) -> Iterator[str]:
+    if names.missing:
+        read_by = [f"{name} (by {', '.join(readers)})" for name, readers in names.missing.items()]
+        yield f"missing ports: {', '.join(read_by)}".replace("(by", "(read by", 1)
+    run = ports.get("run", Run)
+    if not issubclass(kind := run if isinstance(run, type) else type(run), Run):
+        yield f"port 'run' must be a Run, which open_run gives, not {kind.__name__}"
+
+
 def _shape_problems(stages: Sequence[Placed]) -> Iterator[str]:
+    for name, count in Counter(each.stage.name for each in stages).items():
+        if count > 1:
+            yield f"{count} stages are named {name!r}; give one of them another: stage.using('other_name')"
     for stage, phase, *_ in stages:
         if stage.opens and phase == "loop":
             yield f"stage {stage.name!r} is an async generator, which stays open until the end; put it before the loop"
@@ -249,12 +250,10 @@ def _shape_problems(stages: Sequence[Placed]) -> Iterator[str]:
             yield f"stage {stage.name!r} writes {written}, and returns {shown(returned)} with {', '.join(names)}"
 
 
-def _depth_problems(loop: Loop, config: object, annotations: Mapping[str, object]) -> Iterator[str]:
-    if not isinstance(loop.depth, str):
-        return
-    if loop.depth not in annotations:
+def _depth_problems(loop: Loop, config: "DataclassInstance | type[DataclassInstance]") -> Iterator[str]:
+    if isinstance(loop.depth, str) and loop.depth not in (each.name for each in dataclasses.fields(config)):
         yield f"the depth of the loop is {loop.depth!r}, and there is no such config field"
-    elif not isinstance(config, type):
+    elif isinstance(loop.depth, str) and not isinstance(config, type):
         depth = getattr(config, loop.depth)
         if type(depth) is not int or depth < 0:
             yield f"config field {loop.depth!r} is the depth of the loop, an integer of 0 or more: {depth!r}"
@@ -277,27 +276,29 @@ def _carry_problems(in_loop: Sequence[Placed], loop: Loop) -> Iterator[str]:
                 )
 
 
-def _training_problems(in_loop: Sequence[Placed]) -> Iterator[str]:
+def _training_problems(stages: Sequence[Placed], in_loop: Sequence[Placed]) -> Iterator[str]:
     """What is submitted to a training client takes effect in program order, which only one serial station has."""
-    users: dict[str, dict[int, str]] = {}  # by name of the client, the first stage of each station
-    for stage, _, station, together, _ in in_loop:
-        for parameter, annotation in stage.takes().items():
-            if TrainingClient not in (annotation, *get_args(annotation)):
-                continue
-            users.setdefault(stage.reads[parameter], {}).setdefault(station or 0, stage.name)
-            if together:
+    clients = {name for stage, *_ in stages for name, kind in stage.annotations().items() if _is_training_client(kind)}
+    for client in sorted(clients):
+        users = [each for each in in_loop if client in each.stage.reads.values()]
+        for each in users:
+            if each.together:
                 yield (
-                    f"stage {stage.name!r} uses the training client in a station that serves items together: what it "
-                    f"submits for an item would mix with what it submits for the next; put it in one that does not"
+                    f"stage {each.stage.name!r} uses the training client in a station that serves items together: what "
+                    f"it submits for an item would mix with what it submits for the next; put it in one that does not"
                 )
-    for first_of in users.values():
+        first_of = {each.station: each.stage.name for each in reversed(users)}
         if len(first_of) > 1:
-            *others, last = map(repr, first_of.values())
+            last, *others = map(repr, first_of.values())
             number = "two" if len(first_of) == 2 else len(first_of)
             yield (
-                f"stages {', '.join(others)} and {last} use the training client in {number} stations: what one submits "
-                f"for an item would mix with what the other submits for the next; put them in one station"
+                f"stages {', '.join(reversed(others))} and {last} use the training client in {number} stations: what "
+                f"one submits for an item would mix with what the other submits for the next; put them in one station"
             )
+
+
+def _is_training_client(annotation: object) -> bool:
+    return TrainingClient in (annotation, *get_args(annotation))
 
 
 def _record_problems(in_loop: Sequence[Placed]) -> Iterator[str]:

@@ -22,6 +22,8 @@ class When:
 
     def __init__(self, condition: Condition, /, *stages: AnyStage) -> None:
         check_kinds("a When", stages, Stage)
+        if not inspect.isfunction(condition) or inspect.iscoroutinefunction(condition):
+            raise InvalidRequest(f"a condition is a plain function that returns a bool: {condition!r}")
         parameters_of(condition)
         object.__setattr__(self, "condition", condition)
         object.__setattr__(self, "stages", stages)

@@ -65,10 +65,10 @@ class Runner:
                         await generator.aclose()
                         raise InvalidRequest("it yields a second time; a stage that opens something yields once")
             except BaseException as error:
-                if isinstance(failure, Exception) and isinstance(error, Exception):
-                    log.error("after a failure, another one: %s", error)
-                else:
+                if failure is None or isinstance(failure, asyncio.CancelledError) or not isinstance(error, Exception):
                     failure = error
+                else:
+                    log.error("after a failure, another one: %s", error)
         if failure is not None:
             raise failure
 
@@ -207,30 +207,20 @@ _NOTHING = object()
 
 def _named(stage: AnyStage, value: object) -> Mapping[str, object]:
     """What a stage gave, by the names that it goes by."""
-    kind = type(value).__name__
-    match list(stage.writes.items()), value:
-        case [], None:
-            return {}
-        case [(_, name)], _:
-            return {name: value}
-        case [], _:
-            raise InvalidRequest(f"it writes nothing and returned a value; name it in @stage(writes=...): {value!r}")
-        case _, dict():
-            given = cast("dict[str, object]", value)
-        case _:
-            given = _fields(value)
+    if not stage.writes and value is not None:
+        raise InvalidRequest(f"it writes nothing and returned a value; name it in @stage(writes=...): {value!r}")
+    if len(stage.writes) < 2:
+        return dict.fromkeys(stage.writes.values(), value)
+    given = (
+        cast("dict[str, object]", value)
+        if isinstance(value, dict)
+        else {own: getattr(value, own) for own in getattr(value, "_fields", ())}
+    )
     if absent := [own for own in stage.writes if own not in given]:
-        names = ", ".join(stage.writes)
         raise InvalidRequest(
-            f"it must return a NamedTuple or a dict with {names}; {', '.join(absent)} is not in this {kind}"
+            f"it must return a NamedTuple or a dict with {', '.join(stage.writes)}; {', '.join(absent)} is not in it"
         )
     return {name: given[own] for own, name in stage.writes.items()}
-
-
-def _fields(value: object) -> dict[str, object]:
-    """Those of a NamedTuple."""
-    names = cast("tuple[str, ...]", getattr(value, "_fields", ()))
-    return dict(zip(names, cast("tuple[object, ...]", value), strict=True)) if names else {}
 
 
 # ---- what stages see -------------------------------------------------------------------------------------------------

@@ -72,6 +72,10 @@ class Stage(Generic[P, T_co]):
             return get_args(returned)[0 if self.opens else -1]
         return returned
 
+    def annotations(self) -> dict[str, object]:
+        """By the names that it reads and writes."""
+        return {self.reads[parameter]: kind for parameter, kind in self.takes().items()} | self.gives()
+
     def gives(self) -> dict[str, object]:
         """What each name that it writes is annotated as, likewise."""
         returned = self.returned()

@@ -9,7 +9,7 @@ loop writes belongs to its item, and is gone when the item leaves the loop.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen.annotations import UNKNOWN
@@ -66,11 +66,11 @@ class Workflow:
 
     def describe(self) -> "Description":
         """Every stage, with what it reads and writes."""
-        rows = [_row(place) for place in self.stages]
+        rows = [StageRow.of(place) for place in self.stages]
         notes = [
             f"stage {stage.name!r}: types that are not known when it runs are not compared: {', '.join(unknown)}"
             for stage, *_ in self.stages
-            if (unknown := [name for name, kind in {**stage.takes(), **stage.gives()}.items() if kind is UNKNOWN])
+            if (unknown := [name for name, kind in stage.annotations().items() if kind is UNKNOWN])
         ]
         if self.loop is not None and self.loop.depth != 0 and [each.together for each in self.loop.stations] == [False]:
             notes.insert(0, f"depth {self.loop.depth}, one station: nothing overlaps")
@@ -149,6 +149,16 @@ class StageRow:
     file: str
     line: int
 
+    @classmethod
+    def of(cls, place: Placed) -> Self:
+        """That of a stage."""
+        stage = place.stage
+        reads, writes = tuple(stage.reads.values()), tuple(stage.writes.values())
+        optional = tuple(name for parameter, name in stage.reads.items() if parameter in stage.optional)
+        return cls(
+            stage.name, str(place), reads, optional, writes, stage.doc, str(stage.source.file), stage.source.line
+        )
+
 
 @dataclass(frozen=True)
 class Description:
@@ -157,19 +167,3 @@ class Description:
     workflow: str
     stages: tuple[StageRow, ...]
     notes: tuple[str, ...]
-
-
-def _row(place: Placed) -> StageRow:
-    stage = place.stage
-    optional = tuple(name for parameter, name in stage.reads.items() if parameter in stage.optional)
-    file, line = stage.source
-    return StageRow(
-        stage.name,
-        str(place),
-        tuple(stage.reads.values()),
-        optional,
-        tuple(stage.writes.values()),
-        stage.doc,
-        str(file),
-        line,
-    )
