@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stovetop.client import Tokenizer
+from stovetop.client import ServiceClient, Tokenizer, TrainingClient
 from stovetop.errors import InvalidRequest, UnknownName
 
 
@@ -130,3 +130,10 @@ def _find(model_name: str) -> ModelAttributes | None:
                 recommended_renderers=kind.renderers,
             )
     return None
+
+
+def context_length(service: ServiceClient, trainer: TrainingClient) -> int | None:
+    """Tokens that the model of this client can read at once; None where the service does not say."""
+    name = trainer.get_info().model_name
+    models = service.get_server_capabilities().supported_models
+    return next((model.max_context_length for model in models if model.model_name == name), None)

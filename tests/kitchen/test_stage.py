@@ -141,12 +141,14 @@ Workflow("wrong", plain)  # line 18
 class Sized(Protocol):
     size: int
 
+    @property
+    def weight(self) -> int: ...
     def shrink(self) -> None: ...
 
 
 class Box:
     def __init__(self) -> None:
-        self.size = 1
+        self.size = self.weight = 1
 
     def shrink(self) -> None: ...
 

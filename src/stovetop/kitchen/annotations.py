@@ -120,9 +120,7 @@ def _arguments(annotation: object) -> tuple[object, ...]:
 
 
 def _asks_for(protocol: type) -> set[str]:
-    """The methods and properties of a Protocol. Its attributes may be set by a constructor, which is not seen."""
+    """The methods of a Protocol. Its attributes and properties may be set by a constructor, which is not seen."""
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     members = {name: member for base in bases for name, member in vars(base).items()}
-    return {
-        name for name, member in members.items() if name[0] != "_" and (callable(member) or type(member) is property)
-    }
+    return {name for name, member in members.items() if not name.startswith("_") and callable(member)}

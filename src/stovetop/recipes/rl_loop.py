@@ -22,7 +22,7 @@ from stovetop.client import ServiceClient
 from stovetop.datasets import Split, load_rows, split_rows
 from stovetop.losses import parse_loss
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
-from stovetop.model_families import recommended_renderer_name
+from stovetop.model_families import context_length, recommended_renderer_name
 from stovetop.recipes.settings import (
     Beta,
     Count,
@@ -33,7 +33,6 @@ from stovetop.recipes.settings import (
     check_at_most,
     check_renderer_name,
     check_weights,
-    context_length,
 )
 from stovetop.renderers import get_renderer
 from stovetop.rl.advantages import compute_advantages

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 from stovetop.backends import check_base_url
-from stovetop.client import ServiceClient, TrainingClient
 from stovetop.errors import CheckpointNotFound, InvalidRequest, UnknownName
 from stovetop.model_store import check_model_name
 from stovetop.renderers import supported_renderers
@@ -41,10 +40,3 @@ def check_weights(base_url: str | None, model_name: str, load_checkpoint_path: s
     check_model_name(model_name)
     if load_checkpoint_path is not None and not Path(load_checkpoint_path).is_dir():
         raise CheckpointNotFound(f"load_checkpoint_path is no folder of a checkpoint: {load_checkpoint_path}")
-
-
-def context_length(service: ServiceClient, trainer: TrainingClient) -> int | None:
-    """Tokens that the model of this client can read at once; None where the service does not say."""
-    name = trainer.get_info().model_name
-    models = service.get_server_capabilities().supported_models
-    return next((model.max_context_length for model in models if model.model_name == name), None)

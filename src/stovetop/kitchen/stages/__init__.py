@@ -1,0 +1,11 @@
+"""The stages that the workflows are made of, one file for each concern."""
+
+from stovetop.kitchen.stage import AnyStage, Stage
+
+
+def all_stages() -> dict[str, AnyStage]:
+    """Every stage of this package, by name."""
+    from stovetop.kitchen.stages import evaluation, policies, session, steps, supervised
+
+    modules = (session, policies, steps, evaluation, supervised)
+    return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Stage)}

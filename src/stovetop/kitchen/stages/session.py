@@ -1,0 +1,126 @@
+"""Stages that begin and end a run: its training client, its renderer, the steps before it, its final weights."""
+
+from typing import NamedTuple, Protocol
+
+from stovetop.checkpoints import CheckpointRecord, Start, resume_or_create, save_final_checkpoint
+from stovetop.client import ServiceClient, TrainingClient
+from stovetop.durable import append_row, read_rows
+from stovetop.kitchen.nodes import Positions
+from stovetop.kitchen.stage import stage
+from stovetop.kitchen.stages.policies import Policy, saved_paths
+from stovetop.model_families import recommended_renderer_name
+from stovetop.renderers import get_renderer
+from stovetop.renderers.base import Renderer
+from stovetop.runs import Run
+
+MODELS_FILE = "models.jsonl"  # the models that a run has made, the last one last
+
+
+class Adapter(NamedTuple):
+    """What a new run trains, and what it begins from."""
+
+    model_name: str
+    lora_rank: int
+    seed: int
+    train_unembed: bool  # the output head too
+    load_checkpoint_path: str | None  # weights to start from, with a fresh optimizer
+
+
+@stage(writes="adapter")
+def choose_adapter(
+    model_name: str,
+    lora_rank: int = 32,
+    seed: int = 0,
+    train_unembed: bool = True,
+    load_checkpoint_path: str | None = None,
+) -> Adapter:
+    """What the config says of the adapter, as one value."""
+    return Adapter(model_name, lora_rank, seed, train_unembed, load_checkpoint_path)
+
+
+class Session(NamedTuple):
+    """What a run works with."""
+
+    start: Start
+    training_client: TrainingClient
+
+
+@stage(writes=("start", "training_client"))
+async def init_session(service: ServiceClient, run: Run, adapter: Adapter) -> Session:
+    """The training client, new or as its last checkpoint left it, and where the run begins."""
+    start = await resume_or_create(service, run.path, **adapter._asdict())
+    return Session(start, start.training_client)
+
+
+@stage(writes="renderer")
+def init_renderer(training_client: TrainingClient, renderer_name: str | None = None) -> Renderer:
+    """The one of this name, or the one recommended for the model."""
+    tokenizer = training_client.get_tokenizer()
+    return get_renderer(renderer_name or recommended_renderer_name(tokenizer), tokenizer)
+
+
+class Epochs(Protocol):
+    """Batches of several epochs, as `datasets.Batches` has them."""
+
+    @property
+    def num_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class Plan(NamedTuple):
+    """The steps that a run has before it."""
+
+    positions: Positions
+    is_complete: bool  # nothing is left to do, not even the final checkpoint
+
+
+@stage(writes=("positions", "is_complete"))
+def plan_steps(batches: Epochs, start: Start, run: Run, max_steps: int | None = None) -> Plan:
+    """From where the run begins up to the last step, or to max_steps."""
+    num_steps = min(len(batches), max_steps or len(batches))
+    is_complete = start.is_complete(num_steps)
+    if not is_complete:
+        run.start_at(start.batch)
+    return Plan(Positions(batches.num_per_epoch, num_steps, start.batch), is_complete)
+
+
+def is_unfinished(is_complete: bool) -> bool:
+    """Whether the run was not complete when it began."""
+    return not is_complete
+
+
+@stage(writes="final_checkpoint")
+async def save_final_weights(
+    training_client: TrainingClient,
+    run: Run,
+    start: Start,
+    positions: Positions,
+    policies: list[Policy] | None = None,
+    reference_path: str | None = None,
+) -> CheckpointRecord | None:
+    """Saves state and weights as "final", with what a run that is made longer needs to go on."""
+    run.emit("training.checkpoint", step=positions.num_steps, name="final")
+    run.stream.sync()
+    return await save_final_checkpoint(
+        training_client,
+        run.path,
+        start=start,
+        num_batches=positions.num_steps,
+        policy_paths=await saved_paths(policies or []),
+        reference_path=reference_path,
+    )
+
+
+@stage
+def register_model(run: Run, adapter: Adapter, final_checkpoint: CheckpointRecord | None = None) -> None:
+    """Adds the final weights to the run's models.jsonl."""
+    if final_checkpoint is None or final_checkpoint.sampler_path is None:
+        return
+    path = final_checkpoint.sampler_path
+    row = {"name": run.path.name, "base_model": adapter.model_name, "path": path}
+    if row not in read_rows(run.path / MODELS_FILE):
+        append_row(run.path / MODELS_FILE, row)
+    run.emit("model.registered", base_model=adapter.model_name, path=path)

@@ -1,0 +1,128 @@
+"""Stages of supervised learning: chats to data, data to batches, the loss.
+
+Shape suffix: `D` datums.
+"""
+
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from stovetop.client import ServiceClient, TrainingClient
+from stovetop.datasets import Batches, Split, load_chats, split_rows
+from stovetop.errors import InvalidRequest
+from stovetop.futures import APIFuture
+from stovetop.kitchen.nodes import Positions
+from stovetop.kitchen.run import Row
+from stovetop.kitchen.stage import stage
+from stovetop.kitchen.stages.evaluation import Evaluators
+from stovetop.model_families import context_length
+from stovetop.renderers.base import Renderer, TrainOnWhat
+from stovetop.renderers.messages import Message
+from stovetop.runs import Run
+from stovetop.supervised.data import ChatData, data_of_chats
+from stovetop.supervised.nll import NLLEvaluator, mean_nll
+from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+
+Chats = Split[tuple[int, list[Message]]]  # each with its index in its source
+
+
+@stage(writes="chats")
+def load_dataset(dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0) -> Chats:
+    """The chats to train on, in a first order of their own, and those held out."""
+    rows = list(enumerate(load_chats(dataset)))
+    chats: Chats = split_rows(rows, 0 if test_dataset else test_size, seed)
+    if test_dataset:
+        chats = chats._replace(test=list(enumerate(load_chats(test_dataset))))
+    run.emit("dataset.load", dataset=dataset, num_train=len(chats.train), num_test=len(chats.test))
+    return chats
+
+
+class SupervisedData(NamedTuple):
+    """What chats came to."""
+
+    examples: ChatData
+    test_D: list[Datum]
+
+
+@stage(writes=("examples", "test_D"))
+def build_supervised_dataset(
+    chats: Chats,
+    renderer: Renderer,
+    service: ServiceClient,
+    training_client: TrainingClient,
+    max_length: int | None = None,
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+) -> SupervisedData:
+    """Renders every chat once: tokens, shifted by one, and a weight for each."""
+    context = context_length(service, training_client)
+    train, test = (
+        data_of_chats(
+            [chat for _, chat in part],
+            renderer,
+            max_length,
+            train_on_what,
+            context_length=context,
+            indices=[index for index, _ in part],
+        )
+        for part in chats
+    )
+    return SupervisedData(train, list(chain.from_iterable(test.data_of_chat)))
+
+
+@stage(writes="batches")
+def make_batches(examples: ChatData, batch_size: int, num_epochs: int = 1, seed: int = 0) -> Batches[list[Datum]]:
+    """The batches of all epochs, each epoch in an order of its own. A batch counts chats."""
+    if batch_size > len(examples.data_of_chat):
+        number = len(examples.data_of_chat)
+        raise InvalidRequest(f"batch_size must be at most {number}, the number of chats to train on: {batch_size}")
+    return Batches(examples.data_of_chat, batch_size, num_epochs=num_epochs, seed=seed)
+
+
+@stage(writes="evaluators")
+def make_evaluators(test_D: list[Datum]) -> Evaluators:
+    """The loss of the chats that are held out, if there are any."""
+    return Evaluators(training=(NLLEvaluator(test_D),) if test_D else ())
+
+
+@stage(writes="data_D")
+def get_batch(
+    step: int, epoch: int, batches: Batches[list[Datum]], positions: Positions, examples: ChatData, row: Row
+) -> list[Datum]:
+    """The data of this step."""
+    data_D = list(chain.from_iterable(batches[step]))
+    row.add(
+        {
+            "epoch": epoch,
+            "progress": step / positions.num_steps,
+            "num_sequences": len(data_D),
+            "num_untrainable": len(examples.untrainable),  # chats left out: nothing in them to train on
+            "num_tokens": sum(datum.model_input.length for datum in data_D),
+            "num_loss_tokens": sum(np.count_nonzero(datum.loss_fn_inputs["weights"].array) for datum in data_D),
+        }
+    )
+    return data_D
+
+
+@stage(writes="trained")
+def forward_backward(
+    training_client: TrainingClient, data_D: list[Datum], loss_fn: str = "cross_entropy"
+) -> APIFuture[ForwardBackwardOutput]:
+    """Submits the loss and its gradient."""
+    return training_client.forward_backward(data_D, loss_fn)
+
+
+@stage
+def log_step_metrics(
+    data_D: list[Datum],
+    trained_output: ForwardBackwardOutput,
+    stepped_response: OptimStepResponse,
+    adam: AdamParams,
+    row: Row,
+    run: Run,
+) -> None:
+    """The loss of the weights that the step began with, and what the optimizer says."""
+    loss = mean_nll(trained_output, data_D)
+    row.add({"learning_rate": adam.learning_rate, "train_mean_nll": loss, **stepped_response.metrics})
+    epoch = row.values["epoch"]
+    run.emit("training.step", step=row.step, loss=loss, learning_rate=adam.learning_rate, epoch=epoch)

@@ -1,0 +1,77 @@
+"""The workflows of the product, as values. Which stages they have, and in which order, is all that is said here."""
+
+from stovetop.kitchen.nodes import Loop, Station, When
+from stovetop.kitchen.stages.evaluation import evaluate, evaluate_at_end, evaluates, evaluates_at_end
+from stovetop.kitchen.stages.session import (
+    choose_adapter,
+    init_renderer,
+    init_session,
+    is_unfinished,
+    plan_steps,
+    register_model,
+    save_final_weights,
+)
+from stovetop.kitchen.stages.steps import (
+    await_forward_backward,
+    await_optim_step,
+    ends_epoch,
+    log_epoch_metrics,
+    log_step,
+    make_optimizer,
+    optim_step,
+    record_checkpoint,
+    save_checkpoint,
+    saves,
+    schedule,
+)
+from stovetop.kitchen.stages.supervised import (
+    build_supervised_dataset,
+    forward_backward,
+    get_batch,
+    load_dataset,
+    log_step_metrics,
+    make_batches,
+    make_evaluators,
+)
+from stovetop.kitchen.workflow import Workflow
+
+# Chats in, a model that answers like them out. `recipes/sl_loop.py` shows the same as one flat loop.
+SUPERVISED = Workflow(
+    "supervised",
+    load_dataset,
+    choose_adapter,
+    init_session,
+    init_renderer,
+    build_supervised_dataset,
+    make_batches,
+    make_evaluators,
+    plan_steps,
+    make_optimizer,
+    Loop(
+        "positions",
+        Station(
+            get_batch,
+            When(evaluates, evaluate),
+            schedule,
+            forward_backward,
+            optim_step,
+            When(saves, save_checkpoint),
+        ),
+        Station(
+            await_forward_backward,
+            await_optim_step,
+            log_step_metrics,
+            log_step,
+            When(ends_epoch, log_epoch_metrics),
+            When(saves, record_checkpoint),
+        ),
+        depth=1,
+    ),
+    When(evaluates_at_end, evaluate_at_end),
+    When(is_unfinished, save_final_weights, register_model),
+)
+
+
+def list_workflows() -> dict[str, Workflow]:
+    """All of them, by name."""
+    return {workflow.name: workflow for workflow in (SUPERVISED,)}

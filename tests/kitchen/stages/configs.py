@@ -1,0 +1,44 @@
+"""Configs of the workflows, as recipes have them, and data to run them on."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from stovetop.kitchen import RunConfig
+from stovetop.lr_schedules import LRSchedule
+from stovetop.renderers.base import TrainOnWhat
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedConfig(RunConfig):
+    """Every field that a stage of SUPERVISED reads."""
+
+    dataset: str
+    test_dataset: str | None = None
+    test_size: int = 2
+    model_name: str = "any/model"
+    load_checkpoint_path: str | None = None
+    renderer_name: str | None = None
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    max_length: int | None = None
+    learning_rate: float = 0.5
+    lr_schedule: LRSchedule = "linear"
+    warmup_steps: int = 0
+    num_epochs: int = 2
+    batch_size: int = 2
+    lora_rank: int = 4
+    train_unembed: bool = True
+    seed: int = 0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    eval_every: int = 3
+    save_every: int = 3
+
+
+def write_chats(file: Path, num: int = 10) -> str:
+    chats = [
+        [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "abc" * (1 + i % 3)}] for i in range(num)
+    ]
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    return str(file)
