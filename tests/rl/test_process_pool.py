@@ -1,39 +1,27 @@
-"""Worker processes start in a second or so, which is why these tests share them where they can."""
-
 import asyncio
+import math
 import os
 import pickle
+import re
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
 
+import psutil
 import pytest
 
-from stovetop.completers import StopCondition
-from stovetop.errors import EnvError, InvalidRequest, UnknownName, WorkerDied
-from stovetop.rl.process_pool import PooledEnv, PooledGroupBuilder, WorkerPool
-from stovetop.rl.rollouts import MinViableGroup, do_rollouts, do_single_rollout
-from stovetop.rl.types import Action, Env, Observation, StepResult
-from stovetop.types import ModelInput
-
-from .scripted import Table, echo
+from processes import ctrl_c_is_heard
+from stovetop.concurrency import together
+from stovetop.errors import InvalidRequest, ServiceClosed, UnknownName, WorkerDied
+from stovetop.rl.process_pool import WorkerPool
 
 LONG_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    """With one worker: a call that did not free it would hold up the next one."""
-    with WorkerPool(num_workers=1) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def pool_of_two() -> Iterator[WorkerPool]:
-    with WorkerPool(num_workers=2) as opened:
-        yield opened
 
 
 # ---- what is called there ----------------------------------------------------------------------------------------
@@ -54,31 +42,6 @@ def say_unknown(name: str) -> None:
 def process_id(waits_s: float = 0.0) -> int:
     time.sleep(waits_s)
     return os.getpid()
-
-
-@dataclass
-class DangerousEnv:
-    """Three turns. The seat of each turn says what its step does."""
-
-    seat: str
-    turn: int = 0
-
-    async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        return ModelInput.from_ints([1]), [0]
-
-    async def step(self, action: Action) -> StepResult:
-        match self.seat:
-            case "hangs":
-                time.sleep(LONG_S)
-            case "segfaults":
-                os.kill(os.getpid(), signal.SIGSEGV)
-            case "exits":
-                os._exit(3)
-            case "raises":
-                raise KeyError("gone")
-            case _:
-                self.turn += 1
-        return StepResult(float(os.getpid()), self.turn == 3, ModelInput.from_ints([1, self.turn]), [0])
 
 
 # ---- the pool ----------------------------------------------------------------------------------------------------
@@ -117,9 +80,15 @@ def test_a_process_that_ends_in_a_call_says_how_and_is_replaced(pool: WorkerPool
     assert pool.run(double, 21, timeout_s=LONG_S) == 42
 
 
-def test_an_idle_process_that_ended_is_replaced_before_the_next_call(pool: WorkerPool):
-    os.kill(pool.run(process_id, timeout_s=LONG_S), signal.SIGKILL)
-    time.sleep(0.05)
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_idle_process_that_ended_is_replaced_before_the_next_call(pool: WorkerPool, waits: bool):
+    """Also where something else has asked the system how it ended, which the pool can then no longer do."""
+    idle = psutil.Process(pool.run(process_id, timeout_s=LONG_S))
+    idle.kill()
+    if waits:
+        idle.wait()
+    else:
+        time.sleep(0.05)
     assert pool.run(double, 21, timeout_s=LONG_S) == 42
 
 
@@ -166,18 +135,71 @@ def test_a_worker_that_ends_while_it_starts_says_what_to_look_at():
         broken.run(double, 1, timeout_s=LONG_S)
 
 
-def test_a_closed_pool_takes_no_calls_and_closing_does_not_wait_for_those_it_has():
+@pytest.fixture
+def warm() -> Iterator[WorkerPool]:
+    """A pool of its own, whose process has started."""
+    with WorkerPool(1) as opened:
+        opened.run(double, 21, timeout_s=LONG_S)
+        yield opened
+
+
+def test_closing_waits_for_no_call_leaves_no_process_and_later_calls_are_refused(warm: WorkerPool):
     start = time.monotonic()
-    closing = WorkerPool(1)
-    with closing:
-        with ThreadPoolExecutor() as threads:
-            asleep = threads.submit(closing.run, time.sleep, LONG_S, timeout_s=LONG_S)
-            time.sleep(0.05)
-            closing.close()
-        assert isinstance(asleep.exception(), WorkerDied)
-    with pytest.raises(InvalidRequest, match="closed"):
-        closing.run(double, 21, timeout_s=LONG_S)
+    id_of_process = warm.run(process_id, timeout_s=LONG_S)
+    with ThreadPoolExecutor() as threads:
+        asleep, waits = (threads.submit(warm.run, time.sleep, LONG_S, timeout_s=LONG_S, name="a nap") for _ in range(2))
+        time.sleep(0.05)
+        warm.close()
+    assert {str(asleep.exception()), str(waits.exception())} == {
+        "the process of a nap was ended with its pool",
+        "this pool of worker processes was closed before a nap began",
+    }
+    assert not psutil.pid_exists(id_of_process)  # no zombie either
+    with pytest.raises(ServiceClosed, match="closed"):
+        warm.run(double, 21, timeout_s=LONG_S)
     assert time.monotonic() - start < LONG_S / 2
+
+
+def test_a_call_whose_process_starts_when_its_pool_is_closed_has_not_begun():
+    starts_for_long = WorkerPool(1, prepare=partial(time.sleep, LONG_S))
+    with starts_for_long, ThreadPoolExecutor() as threads:
+        early = threads.submit(starts_for_long.run, double, 21, timeout_s=LONG_S)
+        time.sleep(0.05)
+        starts_for_long.close()
+        with pytest.raises(ServiceClosed, match=r"closed before .*double.* began"):
+            early.result()
+
+
+def test_ctrl_c_ends_the_call_that_is_waited_for(pool: WorkerPool):
+    pool.run(double, 21, timeout_s=LONG_S)
+    start = time.monotonic()
+    ctrl_c = threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+    ctrl_c.start()
+    with ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
+        pool.run(time.sleep, LONG_S, timeout_s=LONG_S)
+    assert pool.run(double, 21, timeout_s=LONG_S) == 42
+    assert time.monotonic() - start < LONG_S / 2
+
+
+def test_a_fork_of_the_process_is_refused_and_does_the_pool_no_harm(pool: WorkerPool):
+    before = pool.run(process_id, timeout_s=LONG_S)
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with pool:
+                pool.run(double, 21, timeout_s=LONG_S)
+        except BaseException as error:
+            os.write(writes, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with open(reads) as said:
+        assert re.fullmatch(
+            r"InvalidRequest\(.this pool answers in process \d+, .* make a WorkerPool here.*", said.read()
+        )
+    os.waitpid(child, 0)
+    assert pool.run(process_id, timeout_s=LONG_S) == before
 
 
 def test_a_pool_pickles_as_its_settings():
@@ -185,87 +207,54 @@ def test_a_pool_pickles_as_its_settings():
     assert copy.num_workers == 3
 
 
-def test_a_pool_needs_a_worker():
-    with pytest.raises(InvalidRequest, match="at least one worker: 0"):
-        WorkerPool(0)
+@pytest.mark.parametrize("num_workers", [0, -1, 2.5, "2", True, None])
+def test_a_pool_needs_a_worker(num_workers: Any):
+    with pytest.raises(InvalidRequest, match=rf"num_workers must be an integer of at least 1: .*{num_workers}"):
+        WorkerPool(num_workers)
 
 
-# ---- environments ------------------------------------------------------------------------------------------------
+def test_a_prepare_that_does_not_pickle_is_refused_at_once():
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        WorkerPool(1, prepare=lambda: None)
 
 
-def test_an_environment_steps_in_another_process_and_keeps_its_state(pool: WorkerPool):
-    env = PooledEnv(DangerousEnv("is fine"), pool, timeout_s=LONG_S)
-    trajectory = asyncio.run(do_single_rollout(echo, env))
-    assert [turn.ob.to_ints() for turn in trajectory.transitions] == [[1], [1, 1], [1, 2]]
-    assert all(turn.reward != os.getpid() for turn in trajectory.transitions)
-    assert env.env == DangerousEnv("is fine", turn=3)
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, "1", None])
+def test_a_time_limit_is_a_number_of_seconds_and_another_costs_no_process(pool: WorkerPool, timeout_s: Any):
+    with pytest.raises(InvalidRequest, match=rf"a nap: timeout_s must be a finite number above 0 .*: .?{timeout_s}"):
+        pool.run(time.sleep, 0.0, timeout_s=timeout_s, name="a nap")
 
 
-def test_stuck_and_crashing_steps_are_failed_rollouts_and_the_others_go_on(pool_of_two: WorkerPool):
-    seats = ["is fine", "hangs", "segfaults", "exits", "raises", "is fine", "is fine"]
-    table = Table(lambda index: DangerousEnv(seats[index]), 7, score=lambda envs_G: [(0.0, {}) for _ in envs_G])
-    builder = PooledGroupBuilder(table, pool_of_two, timeout_s=1.0)  # which a step that is fine takes on no machine
-    rollouts = asyncio.run(do_rollouts([builder], echo, MinViableGroup(min_successful=3, max_retries=0)))
-    assert rollouts.num_errors == {"TimeoutError": 1, "WorkerDied": 2, "KeyError": 1}
-    assert rollouts.num_rollouts_dropped == 4
-    [(owner, group)] = rollouts.owned_groups_P
-    assert owner is builder
-    assert len(group.trajectories_G) == 3
+# ---- all at once -------------------------------------------------------------------------------------------------
 
 
-def test_the_group_reward_sees_the_environments_as_their_last_steps_left_them(pool: WorkerPool):
-    def score(envs_G: list[Env]) -> list[tuple[float, dict[str, float]]]:
-        return [(float(env.turn), {}) for env in envs_G if isinstance(env, DangerousEnv)]
+async def storm(pool: WorkerPool, seed: int, num_calls: int) -> Counter[str]:
+    """What became of calls some of which are cancelled, late or at once, or end their process, or take too long."""
+    random = Random(seed)
 
-    table = Table(lambda index: DangerousEnv("is fine"), 2, tags=["deep"], score=score)
-    builder = PooledGroupBuilder(table, pool, timeout_s=LONG_S)
-    [(_, group)] = asyncio.run(do_rollouts([builder], echo)).owned_groups_P
-    assert group.final_rewards_G == [3.0, 3.0]
-    assert builder.logging_tags() == ["deep"]
+    async def one() -> str:
+        match random.randrange(12):
+            case 0:
+                call, patience_s = pool.call(die, timeout_s=LONG_S), LONG_S
+            case 1:
+                call, patience_s = pool.call(time.sleep, LONG_S, timeout_s=0.05), LONG_S
+            case _:
+                call, patience_s = pool.call(process_id, timeout_s=LONG_S), random.choice([0.0, 0.01, 0.5, LONG_S])
+        try:
+            async with asyncio.timeout(patience_s):
+                await call
+        except (TimeoutError, WorkerDied) as error:
+            return type(error).__name__
+        return "answered"
 
-
-def test_a_pool_that_is_closed_fails_the_batch_that_waits_for_it_and_skips_no_group():
-    async def closed_meanwhile() -> None:
-        builder = PooledGroupBuilder(Table(lambda index: DangerousEnv("hangs"), 3), closing, timeout_s=LONG_S)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(do_rollouts([builder], echo, MinViableGroup(max_retries=0)))
-            await asyncio.sleep(0.05)
-            await asyncio.to_thread(closing.close)
-
-    closing = WorkerPool(1)
-    with pytest.raises(ExceptionGroup) as raised:
-        asyncio.run(closed_meanwhile())
-    assert raised.group_contains(EnvError, match=r"this pool of worker processes was closed before DangerousEnv\.step")
+    return Counter(await together([one() for _ in range(num_calls)]))
 
 
-@dataclass
-class PoolingEnv:
-    """Holds a pool of its own, as one with a MathGrader does."""
-
-    pool: WorkerPool
-
-    async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        return ModelInput.from_ints([1]), [0]
-
-    async def step(self, action: Action) -> StepResult:
-        raise NotImplementedError
-
-
-def test_an_environment_that_holds_a_pool_cannot_step_in_a_worker_process_and_is_told_so(pool: WorkerPool):
-    holds = PoolingEnv(WorkerPool(1))
-    builder = PooledGroupBuilder(Table(lambda index: holds, 1), pool, timeout_s=LONG_S)
-    with pytest.raises(EnvError, match=r"PooledEnv\.step 0 failed.*Leave out the PooledGroupBuilder around it"):
-        asyncio.run(do_rollouts([builder], echo))
-
-
-def test_an_error_names_the_environment_and_not_what_wraps_it(pool: WorkerPool):
-    env = PooledEnv(DangerousEnv("hangs"), pool, timeout_s=0.05)
-    with pytest.raises(EnvError, match=r"DangerousEnv\.step did not finish within 0\.05 s"):
-        asyncio.run(do_single_rollout(echo, env))
-
-
-def test_a_rollout_that_is_cut_off_from_outside_frees_its_worker(pool: WorkerPool):
-    builder = PooledGroupBuilder(Table(lambda index: DangerousEnv("hangs"), 1), pool, timeout_s=LONG_S)
-    on_error = MinViableGroup(max_retries=0, timeout_s=0.1)
-    assert asyncio.run(do_rollouts([builder], echo, on_error)).num_errors == {"TimeoutError": 1}
-    assert pool.run(double, 21, timeout_s=LONG_S) == 42
+def test_in_a_storm_of_calls_every_one_ends_and_no_process_is_left_over(warm: WorkerPool):
+    before = set(psutil.Process().children())  # Python's own resource tracker among them
+    with WorkerPool(2) as pool, ThreadPoolExecutor() as threads:
+        storms = [threads.submit(asyncio.run, storm(pool, seed, num_calls=10)) for seed in range(2)]
+        outcomes = sum((storm.result() for storm in storms), Counter[str]())
+        assert outcomes.keys() == {"answered", "TimeoutError", "WorkerDied"}
+        assert outcomes.total() == 20
+        assert pool.run(double, 21, timeout_s=LONG_S) == 42
+    assert set(psutil.Process().children()) == before
