@@ -3,16 +3,23 @@
 import errno
 import json
 import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processes import started
 from stovetop.backends.recording.failing_disk import FailingDisk, Operation
 from stovetop.durable import (
     MANIFEST,
+    LocalDisk,
     append_row,
+    clear_leftovers,
     parse_rows,
     read_folder,
     read_manifest,
@@ -162,6 +169,93 @@ def test_one_file_is_replaced_whole_or_stays(tmp_path: Path, operation: Operatio
     write_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+# ---- what killed writes leave ----------------------------------------------------------------------------------------
+
+WRITERS = """
+import sys, time
+from pathlib import Path
+from stovetop.durable import LocalDisk, write_file, write_folder
+
+class Stuck(LocalDisk):
+    def sync(self, path):  # the first file is written then
+        print("writing", flush=True)
+        time.sleep(60)
+
+folder, disk = Path(sys.argv[1]), Stuck()
+if sys.argv[2] == "folder":
+    write_folder(folder / "step", {"weights": b"half"}, {}, overwrite=True, disk=disk)
+else:
+    write_file(folder / "state.json", b"half", disk=disk)
+"""
+
+
+@contextmanager
+def a_process_that_writes(folder: Path, what: str) -> Iterator[int]:
+    """It is in the middle of it. Yields its process id."""
+    with started("-c", WRITERS, str(folder), what) as (process, printed):
+        assert printed == "writing\n"
+        yield process.pid
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_a_killed_process_was_writing_is_cleared_and_what_a_living_one_writes_is_not(
+    tmp_path: Path, what: str
+) -> None:
+    """A second: two processes are started."""
+    write_folder(tmp_path / "step", OLD, {})
+    with a_process_that_writes(tmp_path, what) as killed, a_process_that_writes(tmp_path, what):
+        before = set(os.listdir(tmp_path))
+        clear_leftovers(tmp_path)
+        assert set(os.listdir(tmp_path)) == before, "both are at work"
+        os.kill(killed, signal.SIGKILL)
+        os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+        clear_leftovers(tmp_path)
+        assert len(before) - len(os.listdir(tmp_path)) == 1
+        assert read_folder(tmp_path / "step") == OLD
+        write_folder(tmp_path / "step", NEW, {}, overwrite=True)
+        assert len(before) - len(os.listdir(tmp_path)) == 1, "no write to the same path clears it either"
+    clear_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["step"]
+
+
+def test_what_an_unfinished_overwrite_had_put_aside_is_put_back(tmp_path: Path) -> None:
+    for name in ("a[b]", "c.d"):
+        write_folder(tmp_path / name, OLD, {})
+    (tmp_path / "a[b]").rename(tmp_path / ".a[b].replaced-12345678")
+    write_folder(tmp_path / ".c.d.replaced-12345678", NEW, {})
+    (tmp_path / ".c.d.writing-12345678").mkdir()
+    clear_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["a[b]", "c.d"]
+    assert read_folder(tmp_path / "a[b]") == read_folder(tmp_path / "c.d") == OLD
+
+
+def test_what_only_looks_like_a_leftover_stays(tmp_path: Path) -> None:
+    names = {".hidden", "step.writing-12345678", ".step.writing-1", ".step.writing-12345678.txt", "..writing-12345678"}
+    for name in names:
+        (tmp_path / name).mkdir()
+    clear_leftovers(tmp_path)
+    assert set(os.listdir(tmp_path)) == names
+
+
+def test_leftovers_that_cannot_be_cleared_are_named_and_stop_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clear_leftovers(tmp_path / "nowhere")
+    assert f"leftovers of killed writes stay in {tmp_path / 'nowhere'}" in caplog.text
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    class Slow(LocalDisk):
+        def sync(self, path: Path) -> None:
+            if not (tmp_path / "step").exists():
+                write_folder(tmp_path / "step", OLD, {})
+
+    with pytest.raises(CheckpointError, match="overwrite"):
+        write_folder(tmp_path / "step", NEW, {}, disk=Slow())
+    assert read_folder(tmp_path / "step") == OLD
+    assert os.listdir(tmp_path) == ["step"]
 
 
 # ---- logs ------------------------------------------------------------------------------------------------------------

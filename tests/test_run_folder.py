@@ -113,6 +113,14 @@ def test_a_run_without_a_step_is_begun_anew_whatever_was_asked(tmp_path: Path):
         assert claim(tmp_path / "run", behavior).content in (Content.STARTED, Content.NOTHING)
 
 
+def test_what_a_killed_process_was_writing_is_cleared_when_the_run_is_opened_again(tmp_path: Path):
+    run = begun(tmp_path / "run")
+    before = sorted(os.listdir(run))
+    (run / ".config.json.writing-12345678").write_text("{")
+    claim(run)
+    assert sorted(os.listdir(run)) == before
+
+
 # ---- one writer
 
 

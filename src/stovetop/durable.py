@@ -3,23 +3,33 @@
 A folder is written under a temporary name, each file and the folder are flushed to the disk, then it is renamed. Its
 `manifest.json` holds the size and SHA-256 of every file and of itself, so a torn or changed folder is recognised when
 it is read. Reading changes nothing.
+
+    .NAME.writing-1a2b3c4d    what is being written; its writer holds a lock on it, which goes with the process
+    .NAME.replaced-1a2b3c4d   what was there before, between the two renames of an overwrite
+
+Both are left behind by a process that is killed. `clear_leftovers` removes the first, unless it is locked, and puts the
+second back if nothing has taken its place.
 """
 
+import fcntl
 import glob
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from stovetop.errors import CheckpointExists, CheckpointNotFound, StovetopError, TornCheckpoint, WriteFailed
 
 MANIFEST = "manifest.json"
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(writing|replaced)-[0-9a-f]{8}", re.DOTALL)
 
 T = TypeVar("T")
 
@@ -95,37 +105,38 @@ def write_folder(
 ) -> None:
     """Makes folder `path` with these files and a manifest that carries `meta`. After a crash at any point `path` is the
     whole new folder, or what it was before."""
-    with writing(path):
-        _undo_unfinished(path)
-        if path.exists() and not overwrite:
-            raise CheckpointExists(
-                f"there is a checkpoint at this path already; choose another name or overwrite: {path}"
-            )
-        _write_folder(path, files, meta, disk)
-        _undo_unfinished(path)
-
-
-def _write_folder(path: Path, files: Mapping[str, bytes], meta: Mapping[str, Any], disk: Disk) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.writing-{uuid.uuid4().hex[:8]}")
     digests = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     content: dict[str, Any] = json.loads(json.dumps({**meta, "files": digests}))  # as it will be read back
     manifest = json.dumps({**content, "sha256": _digest(content)}, indent=1, sort_keys=True).encode()
-    for unfinished in _beside(path, "writing"):
-        shutil.rmtree(unfinished)
-    try:
-        fresh.mkdir()
+    with writing(path), new_folder(path, overwrite=overwrite, disk=disk) as fresh:
         for name, data in {**files, MANIFEST: manifest}.items():
             disk.write(fresh / name, data)
             disk.sync(fresh / name)
+
+
+@contextmanager
+def new_folder(path: Path, *, overwrite: bool = False, disk: Disk = LOCAL_DISK) -> Generator[Path]:
+    """An empty folder, which becomes `path` when the block ends, at once and whole; if the block fails it is gone. The
+    block syncs the files that it makes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent):
+        _clear(path)
+        _refuse_if_there(path, overwrite)
+    with _fresh(path, Path.mkdir) as fresh:
+        yield fresh
         disk.sync(fresh)
-        if path.exists():
-            disk.rename(path, path.with_name(f".{path.name}.replaced-{uuid.uuid4().hex[:8]}"))
-        disk.rename(fresh, path)
-        disk.sync(path.parent)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+        with _locked(path.parent):
+            _refuse_if_there(path, overwrite)  # another process may have made it meanwhile
+            if path.exists():
+                disk.rename(path, path.with_name(f".{path.name}.replaced-{uuid.uuid4().hex[:8]}"))
+            disk.rename(fresh, path)
+            disk.sync(path.parent)
+            _clear(path)
+
+
+def _refuse_if_there(path: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise CheckpointExists(f"there is a checkpoint at this path already; choose another name or overwrite: {path}")
 
 
 def _beside(path: Path, why: str) -> Iterator[Path]:
@@ -180,27 +191,85 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _undo_unfinished(path: Path) -> None:
-    """Puts back the folder that a crash between the two renames of an overwrite left aside, or clears it away."""
+def write_file(path: Path, data: bytes, *, disk: Disk = LOCAL_DISK) -> None:
+    """One file, whole or as it was."""
+    with writing(path), _fresh(path, Path.touch) as fresh:
+        disk.write(fresh, data)
+        disk.sync(fresh)
+        disk.rename(fresh, path)
+        disk.sync(path.parent)
+
+
+# ---- what is being written, and what killed writes have left ---------------------------------------------------------
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes what killed processes were writing in `folder`, and puts back what an unfinished overwrite had put aside.
+    What a living process writes stays. What cannot be removed is named in the log."""
+    try:
+        with _locked(folder):
+            for name in sorted({found["name"] for found in map(_LEFTOVER.fullmatch, os.listdir(folder)) if found}):
+                _clear(folder / name)
+    except OSError as error:
+        log.warning("leftovers of killed writes stay in %s: %s", folder, error)
+
+
+def _clear(path: Path) -> None:
+    """The same for one `path`, whose folder is locked."""
+    for unfinished in _beside(path, "writing"):
+        if _is_abandoned(unfinished):
+            _remove(unfinished)
     for replaced in _beside(path, "replaced"):
         if path.exists():
-            shutil.rmtree(replaced)
+            _remove(replaced)
         else:
             replaced.rename(path)
 
 
-def write_file(path: Path, data: bytes, *, disk: Disk = LOCAL_DISK) -> None:
-    """One file, whole or as it was."""
+@contextmanager
+def _fresh(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
+    """What will be `path`, under its temporary name; removed if the block fails."""
     fresh = path.with_name(f".{path.name}.writing-{uuid.uuid4().hex[:8]}")
-    with writing(path):
+    with ExitStack() as stack:
+        with _locked(path.parent):  # until it is locked itself, it looks like a leftover
+            make(fresh)
+            stack.enter_context(_locked(fresh))
         try:
-            disk.write(fresh, data)
-            disk.sync(fresh)
-            disk.rename(fresh, path)
-            disk.sync(path.parent)
+            yield fresh
         except BaseException:
-            fresh.unlink(missing_ok=True)
+            _remove(fresh)
             raise
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Others who lock the same file or folder wait until the block ends. Where the file system has no locks they do
+    not, and nothing there is taken for abandoned either."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_abandoned(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # ---- logs: one JSON object a line ----------------------------------------------------------------------------------

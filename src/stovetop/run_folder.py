@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
-from stovetop.durable import MANIFEST, write_file, writing
+from stovetop.durable import MANIFEST, clear_leftovers, write_file, writing
 from stovetop.errors import InvalidRequest, UnknownName, listed
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def claimed(log_path: str | Path, behavior: BehaviorIfExists) -> Generator[RunFo
             _delete(path, locks)
             content = Content.NOTHING
         mark(path)
+        clear_leftovers(path)
         yield RunFolder(path, content)
 
 

@@ -16,6 +16,20 @@ def open_run(folder: Path, **metadata: str) -> TrainingClient:
     return service.create_lora_training_client("any/model", rank=4, user_metadata=metadata).result()
 
 
+def test_what_a_killed_service_was_saving_is_cleared_by_the_next_one_on_its_storage(tmp_path: Path) -> None:
+    with tinker.ServiceClient("recording", storage=tmp_path) as service:
+        client = service.create_lora_training_client("any/model").result()
+        paths = [Path(client.save_state(name).result().path) for name in ("whole", "replaced")]
+        paths.append(Path(client.save_weights_for_sampler("whole").result().path))
+    for path in paths:
+        shutil.copytree(path, path.with_name(".torn.writing-12345678"), dirs_exist_ok=True)
+    paths[1].rename(paths[1].with_name(".replaced.replaced-12345678"))
+    with tinker.ServiceClient("recording", storage=tmp_path) as service:
+        assert sorted(path for path in tmp_path.glob("checkpoints/*/*/*")) == sorted(paths)
+        for path in paths:
+            service.create_sampling_client(str(path)).result()
+
+
 def test_a_run_is_known_from_its_creation_on_and_after_its_process(tmp_path: Path) -> None:
     with tinker.ServiceClient("recording", storage=tmp_path, user_metadata={"who": "me"}) as service:
         client = service.create_lora_training_client("any/model", rank=4, user_metadata={"renderer_name": "r"}).result()

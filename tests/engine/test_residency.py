@@ -1,7 +1,9 @@
 """Idle adapters are moved out of the way and come back bit for bit."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,30 @@ def test_the_least_recently_used_goes_first_and_returns_with_the_same_bits(tmp_p
             residency.tidy(in_use=[])
             assert all(torch.equal(value.tensors[name], before[name]) for name in before)
     assert list(tmp_path.iterdir()) == []  # files without a name
+
+
+class Watched(dict[str, torch.Tensor]):
+    """Lists a folder while its tensors are gone through."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        super().__init__(tensors)
+        self.folder, self.seen = folder, list[str]()
+
+    def values(self) -> Any:
+        for tensor in super().values():
+            yield tensor
+            self.seen += [path.name for path in self.folder.iterdir()]
+
+
+def test_the_file_of_an_idle_adapter_has_no_name_even_while_it_is_written(tmp_path: Path) -> None:
+    value = weights(0)
+    watched = Watched(value.tensors, tmp_path)
+    value = replace(value, tensors=watched)
+    residency = Residency(CPU, limit_bytes=0, folder=tmp_path)
+    residency.use([value])
+    residency.tidy(in_use=[])
+    assert residency.num_idle == 1
+    assert watched.seen == []
 
 
 def test_what_is_in_use_stays_and_what_nobody_holds_is_forgotten(tmp_path: Path) -> None:

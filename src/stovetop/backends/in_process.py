@@ -13,7 +13,7 @@ from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, Observer, OpenedBase, checked_state
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
-from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns
+from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns, clear_killed_saves
 from stovetop.backends.training_client import InProcessTrainingClient
 from stovetop.checks import checked
 from stovetop.client import MAX_NAME, BaseModel, CloseStatus, ServiceClient, StatePath, UserMetadata
@@ -69,6 +69,7 @@ class InProcessServiceClient(ServiceClient):
         service = object.__new__(cls)
         service._open_engine = open_engine
         service._storage = storage.expanduser().resolve()
+        clear_killed_saves(service._storage)
         service._models = models
         service.calls = []
         service._observe = service.calls.append if record else lambda call: None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from stovetop.backends.older_names import with_older_names
 from stovetop.checks import checked
 from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath, UserMetadata, is_path
-from stovetop.durable import MANIFEST, read_manifest
+from stovetop.durable import MANIFEST, clear_leftovers, read_manifest
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, RunNotFound, TornCheckpoint
 from stovetop.futures import APIFuture, resolved
 from stovetop.rest_types import KIND_OF_FOLDER
@@ -229,6 +229,13 @@ class SavedRuns(RestClient):
             last_sampler_checkpoint=_first_of("sampler", checkpoints),
             user_metadata=metadata,
         )
+
+
+def clear_killed_saves(storage: Path) -> None:
+    """What services on this storage were writing when they were killed. What a living one writes stays."""
+    for kind in KIND_OF_FOLDER:
+        for folder in (storage / "checkpoints").glob(f"*/{kind}"):
+            clear_leftovers(folder)
 
 
 def _first_of(kind: CheckpointType, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import torch
@@ -82,13 +82,13 @@ class Residency:
     def _mapped(self, tensors: Tensors) -> Tensors:
         """The same in a file without a name, which is gone when the last tensor is."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=self._folder, suffix=".idle") as file:
+        with TemporaryFile(dir=self._folder) as file:  # no name from the start: a killed process leaves nothing behind
             for tensor in tensors.values():
                 assert tensor.dtype == torch.float32, "factors and moments are float32"
                 file.write(tensor.contiguous().numpy().tobytes())
             file.flush()
             sizes = [tensor.numel() for tensor in tensors.values()]
-            flat = torch.from_file(file.name, shared=False, size=sum(sizes), dtype=torch.float32)
+            flat = torch.from_file(f"/dev/fd/{file.fileno()}", shared=False, size=sum(sizes), dtype=torch.float32)
         pieces = flat.split(sizes)
         return {name: piece.view(tensors[name].shape) for name, piece in zip(tensors, pieces, strict=True)}
 

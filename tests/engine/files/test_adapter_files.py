@@ -12,7 +12,7 @@ from engine import tiny
 from stovetop.durable import MANIFEST, write_folder
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.files.adapter_files import read_adapter, write_adapter
+from stovetop.engine.files.adapter_files import read_adapter, snapshot, write_adapter
 from stovetop.engine.lora.weights import AdapterWeights, Moments
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.training.adapter import Adapter
@@ -61,6 +61,19 @@ def test_what_is_read_is_what_was_written_to_the_bit(adapter: Adapter, tmp_path:
     ):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_a_snapshot_that_is_written_late_has_the_bytes_of_when_it_was_taken(adapter: Adapter, tmp_path: Path) -> None:
+    """A step and a move of the tensors come between."""
+    write_adapter(tmp_path / "now", adapter.weights, adapter.moments, META, overwrite=False)
+    later = snapshot(tmp_path / "later", adapter.weights, adapter.share_moments(), META, overwrite=False)
+    adapter.gradients = {name: torch.ones_like(tensor) for name, tensor in adapter.weights.tensors.items()}
+    moved = adapter.weights.tensors
+    adapter.optim_step(tiny.SGD)
+    moved.update({name: torch.zeros_like(tensor) for name, tensor in moved.items()})
+    later.write()
+    for name in (TENSORS, OPTIMIZER, MANIFEST):
+        assert (tmp_path / "later" / name).read_bytes() == (tmp_path / "now" / name).read_bytes()
 
 
 def test_without_the_optimizer_moments_are_empty(adapter: Adapter, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ A folder that PEFT wrote has the first two, and is read as well.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,34 @@ def write_adapter(
         files[OPTIMIZER] = _saved({**tensors, "step": torch.tensor(moments.step)})
     whole = {**meta, "lora": asdict(weights.config), "with_optimizer": moments is not None}
     write_folder(path, files, whole, overwrite=overwrite, disk=disk)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterSnapshot:
+    """What a save is to write. No step, and no move of the tensors elsewhere, changes what is in it."""
+
+    path: Path
+    weights: AdapterWeights
+    moments: Moments | None
+    meta: dict[str, Any]
+    overwrite: bool
+    disk: Disk
+
+    def write(self) -> None:
+        write_adapter(self.path, self.weights, self.moments, self.meta, overwrite=self.overwrite, disk=self.disk)
+
+
+def snapshot(
+    path: Path,
+    weights: AdapterWeights,
+    moments: Moments | None,
+    meta: dict[str, Any],
+    *,
+    overwrite: bool,
+    disk: Disk = LOCAL_DISK,
+) -> AdapterSnapshot:
+    """`moments` are the caller's to leave alone. Weights never change, but where their tensors lie may."""
+    return AdapterSnapshot(path, replace(weights, tensors=dict(weights.tensors)), moments, meta, overwrite, disk)
 
 
 def _saved(tensors: dict[str, Tensor]) -> bytes:

@@ -9,7 +9,6 @@ merged head is stored beside the embedding and the config says so.
 import json
 import math
 import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stovetop.durable import LOCAL_DISK
+from stovetop.durable import LOCAL_DISK, new_folder
 from stovetop.engine.lora.weights import AdapterWeights, factors_of
 from stovetop.errors import CheckpointError, InvalidRequest, listed
 from stovetop.target_names import HEAD
@@ -65,19 +64,11 @@ def write_merged(base: Path, weights: AdapterWeights, folder: Path, *, dtype: st
         raise InvalidRequest(f"there is something at this path already; choose another: {folder}")
     plan = _Plan.of(base, weights)
     rounding = _Rounding()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = folder.with_name(f".{folder.name}.writing-{uuid.uuid4().hex[:8]}")
-    fresh.mkdir()
-    try:
+    with new_folder(folder) as fresh:
         stored = [plan.write(file, fresh, dtype, rounding) for file in plan.files]
         _write_rest(base, fresh, plan, stored)
-        for path in (*fresh.iterdir(), fresh):
+        for path in fresh.iterdir():
             LOCAL_DISK.sync(path)
-        LOCAL_DISK.rename(fresh, folder)
-        LOCAL_DISK.sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
     lost = math.sqrt(rounding.error_squares / rounding.delta_squares) if rounding.delta_squares else 0.0
     untied_bytes = sum(part.untied_bytes for part in stored)
     names = sorted({part.dtype for part in stored if part.dtype})

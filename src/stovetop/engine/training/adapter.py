@@ -1,6 +1,7 @@
 # pyright: basic
 """What one training client owns: the weights of an adapter, its optimizer, and the gradients since the last step."""
 
+import weakref
 from dataclasses import replace
 
 from stovetop.engine.lora.weights import AdapterWeights, Moments, Tensors
@@ -18,6 +19,19 @@ class Adapter:
         self.moments = moments or Moments()
         self.gradients: Tensors | None = None
         self._failure: Exception | None = None
+        self._shared: weakref.ref[Moments] | None = None
+
+    def share_moments(self) -> Moments:
+        """The moments as they are now. As long as the result is alive a step leaves its tensors as they are and makes
+        new ones; after that it works in place again."""
+        shared = self._still_shared()
+        if shared is None:
+            shared = replace(self.moments, mean=dict(self.moments.mean), square=dict(self.moments.square))
+            self._shared = weakref.ref(shared)
+        return shared
+
+    def _still_shared(self) -> Moments | None:
+        return None if self._shared is None else self._shared()
 
     def fail(self, error: Exception) -> None:
         """A forward_backward failed: the next step must not use what the others gathered."""
@@ -32,8 +46,11 @@ class Adapter:
             ) from failure
         if gradients is None:
             raise InvalidRequest("there is no gradient; call forward_backward before optim_step")
-        stepped = adamw(self.weights.tensors, gradients, self.moments, params)
+        keep_moments = self._still_shared() is not None
+        stepped = adamw(self.weights.tensors, gradients, self.moments, params, keep_moments=keep_moments)
         self.weights = replace(self.weights, tensors=stepped.weights)
+        if not stepped.skipped:
+            self._shared = None
         self.moments = stepped.moments
         return OptimStepResponse(
             {
@@ -50,5 +67,5 @@ class Adapter:
                 f"this state trains other linears than the client ({len(other)} tensors differ, first {other[0]}); "
                 "make a client from that state"
             )
-        self.weights, self.moments = weights, moments
+        self.weights, self.moments, self._shared = weights, moments, None
         self.gradients, self._failure = None, None

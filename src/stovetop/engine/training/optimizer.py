@@ -1,7 +1,8 @@
 # pyright: basic
 """AdamW for one adapter (Loshchilov & Hutter 2019, arXiv:1711.05101): weights and moments go in, new ones come out. The
-old weights stay as they are, for others may hold them; the moments, which belong to the optimizer alone, are used up. A
-refused step changes nothing: one from a gradient that is not finite, or to weights or moments that would not be.
+old weights stay as they are, for others may hold them; the moments, which belong to the optimizer alone, are used up
+unless they are to be kept. A refused step changes nothing: one from a gradient that is not finite, or to weights or
+moments that would not be.
 
     m' = b1·m + (1-b1)·g      v' = b2·v + (1-b2)·g²
     w' = w·(1 - lr·decay) - lr · (m'/(1-b1^t)) / (sqrt(v'/(1-b2^t)) + eps)
@@ -33,8 +34,11 @@ class Stepped(NamedTuple):
     skipped: bool  # something was not finite: weights and moments are the ones that went in
 
 
-def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamParams) -> Stepped:
-    """One step. `gradients` has a tensor for every weight. The tensors of `moments` become those of the result."""
+def adamw(
+    weights: Tensors, gradients: Tensors, moments: Moments, params: AdamParams, *, keep_moments: bool = False
+) -> Stepped:
+    """One step. `gradients` has a tensor for every weight. The tensors of `moments` become those of the result, unless
+    they are kept."""
     names = sorted(weights)  # norms are sums, whose last bit depends on the order, and a loaded adapter has another one
     grad_norm = global_norm([gradients[name] for name in names])
     if not math.isfinite(grad_norm):
@@ -44,11 +48,9 @@ def adamw(weights: Tensors, gradients: Tensors, moments: Moments, params: AdamPa
     if grad_norm * clip >= LARGEST_SQUARED and max(tensor.abs().max().item() for tensor in clipped) >= LARGEST_SQUARED:
         return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
     new = [weights[name].clone() for name in names]
+    copied = keep_moments or _may_overflow(params, moments)
     mean, square = (
-        [
-            _owned(old.get(name), weight, copied=_may_overflow(params, moments))
-            for name, weight in zip(names, new, strict=True)
-        ]
+        [_owned(old.get(name), weight, copied=copied) for name, weight in zip(names, new, strict=True)]
         for old in (moments.mean, moments.square)
     )
     spare = _spare(weights)  # from here on nothing large is allocated, so nothing ends halfway
@@ -86,7 +88,7 @@ def _may_overflow(params: AdamParams, moments: Moments) -> bool:
 
 
 def _owned(moment: Tensor | None, like: Tensor, *, copied: bool) -> Tensor:
-    """What a step writes to: the moment itself, or, where the step may have to be taken back, a copy."""
+    """What a step writes to: the moment itself, or, where it is kept or the step may have to be taken back, a copy."""
     if moment is None:
         return torch.zeros_like(like)
     return moment.clone() if copied else moment

@@ -1,0 +1,89 @@
+"""Saves that were accepted and are not on the disk yet. Who knows their paths may use them at once: a client is made
+from such a path, or a list asked for, and it waits for the save."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stovetop.futures import APIFuture, pending, resolved
+from stovetop.saved_states import SavedState, describe
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Save:
+    state: SavedState  # what will be there
+    future: "Future[Any]"
+
+
+class PendingSaves:
+    """Of one service. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[Path, list[_Save]] = {}  # the latest of one path at the end
+        self._lock = threading.Lock()  # protects the table: saves end in the threads of the writers
+
+    def add(self, path: Path, state: SavedState, future: "Future[Any]") -> None:
+        """A save to `path`, an absolute one, which ends with this future."""
+        save = _Save(state, future)
+        with self._lock:
+            self._by_path.setdefault(path, []).append(save)
+        future.add_done_callback(lambda _: self._remove(path, save))
+
+    def describe(self, path: Path) -> SavedState:
+        """What is at this path, or will be when the saves that were accepted are done."""
+        with self._lock:
+            saves = self._by_path.get(path.resolve())
+            if saves:
+                return saves[-1].state
+        return describe(path)
+
+    def under(self, folder: Path) -> "list[Future[Any]]":
+        """The saves to this path or into this folder."""
+        folder = folder.resolve()
+        with self._lock:
+            return [
+                save.future
+                for path, saves in self._by_path.items()
+                if path == folder or folder in path.parents
+                for save in saves
+            ]
+
+    def then(self, folder: Path, read: Callable[[], T]) -> APIFuture[T]:
+        """What `read` returns when the saves under this folder are done: at once, if there are none."""
+        before = self.under(folder)
+        if not before:
+            return resolved(read())
+        result, left = pending(), len(before)
+        lock = threading.Lock()  # protects `left`: futures may be done in several threads
+
+        def one_is_done(_: "Future[Any]") -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                is_last = left == 0
+            if is_last:
+                _settle(result, read)
+
+        for future in before:
+            future.add_done_callback(one_is_done)
+        return APIFuture(result)
+
+    def _remove(self, path: Path, save: _Save) -> None:
+        with self._lock:
+            self._by_path[path].remove(save)
+            if not self._by_path[path]:
+                del self._by_path[path]
+
+
+def _settle(result: "Future[Any]", read: Callable[[], object]) -> None:
+    try:
+        value = read()
+    except BaseException as error:  # it belongs to the one who waits
+        result.set_exception(error)
+    else:
+        result.set_result(value)

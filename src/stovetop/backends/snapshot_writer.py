@@ -1,0 +1,105 @@
+"""The thread that writes snapshots (`ops.Snapshot`) to the disk, so that the engine's goes on meanwhile."""
+
+import logging
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 2  # snapshots in memory, besides the one that is being written
+
+
+class Snapshot(Protocol):
+    """What a save is to write, as it was at the save's place in the program."""
+
+    def write(self) -> None:
+        """Returns when the folder is whole and synced. May run in any thread."""
+        ...
+
+
+Done = Callable[[BaseException | None], None]  # told once, in the writer's thread: None, or why nothing was written
+
+
+class _Waiting(NamedTuple):
+    snapshot: Snapshot
+    done: Done
+
+
+class SnapshotWriter:
+    """Writes one snapshot after the other, in the order in which they come. Used by one thread.
+
+    Consumes snapshots, produces calls of `done`; waits when there is nothing to write; stopped by `close`, which writes
+    what is there, or by `drop`, which only finishes what is being written. The thread starts with the first snapshot.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"writer {name}", daemon=True)
+        self._num_unfinished = 0
+        self._dropped: BaseException | None = None
+        self._lock = threading.Lock()  # protects the count, which both threads change
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the memory for one more snapshot may be taken."""
+        return self._num_unfinished <= MAX_WAITING
+
+    @property
+    def idle(self) -> bool:
+        """All that came is written."""
+        return self._num_unfinished == 0
+
+    def put(self, snapshot: Snapshot, done: Done) -> None:
+        """Takes it over, to be written when those before it are."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._count(1)
+        self._inbox.put(_Waiting(snapshot, done))
+
+    def close(self) -> None:
+        """Waits until all is written, and ends the thread."""
+        if self._thread.ident is not None:
+            self._inbox.put(None)
+            self._thread.join()
+
+    def drop(self, reason: BaseException) -> None:
+        """The same, but what has not begun is not written: `done` is told the reason."""
+        self._dropped = reason
+        self.close()
+
+    def _run(self) -> None:
+        while (waiting := self._inbox.get()) is not None:
+            snapshot, done = waiting
+            del waiting  # what was written is let go before the next one comes
+            error = self._dropped or _failure_of(snapshot)
+            del snapshot
+            if error is not None:
+                _let_go(error)
+            self._count(-1)
+            try:
+                done(error)
+            except BaseException:  # a callback of the caller's: it ends nothing here
+                log.exception("what was to be done after a save raised")
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._num_unfinished += change
+
+
+def _failure_of(snapshot: Snapshot) -> BaseException | None:
+    try:
+        snapshot.write()
+    except BaseException as error:  # it belongs to the one who asked for this save
+        return error
+    return None
+
+
+def _let_go(error: BaseException) -> None:
+    """An error may be kept for long, and its traceback would keep all that was to be written."""
+    traceback.clear_frames(error.__traceback__)
+    for earlier in (error.__cause__, error.__context__):
+        if earlier is not None:
+            _let_go(earlier)
