@@ -160,6 +160,7 @@ def test_it_has_no_problems_and_every_field_of_its_config_is_read(config: Superv
     checked = SUPERVISED.check(config, {"service": ServiceClient, "run": Run})
     assert (checked.problems, checked.unread) == ((), ())
     assert checked.config_fields["seed"] == ("load_dataset", "choose_adapter", "make_batches")
+    assert checked.config_fields["num_epochs"] == ("make_batches", "plan_steps")
     assert SUPERVISED.describe().notes == ()
 
 

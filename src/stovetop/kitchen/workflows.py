@@ -2,6 +2,17 @@
 
 from stovetop.kitchen.nodes import Loop, Station, When
 from stovetop.kitchen.stages.evaluation import evaluate, evaluate_at_end, evaluates, evaluates_at_end
+from stovetop.kitchen.stages.preference import (
+    await_dpo,
+    build_preference_dataset,
+    compute_reference_logprobs,
+    dpo_forward_backward,
+    get_preference_batch,
+    init_reference,
+    load_comparisons,
+    log_dpo_metrics,
+    make_preference_loss,
+)
 from stovetop.kitchen.stages.session import (
     choose_adapter,
     init_renderer,
@@ -15,6 +26,7 @@ from stovetop.kitchen.stages.steps import (
     await_forward_backward,
     await_optim_step,
     ends_epoch,
+    enters_epoch,
     log_epoch_metrics,
     log_step,
     make_optimizer,
@@ -23,6 +35,7 @@ from stovetop.kitchen.stages.steps import (
     save_checkpoint,
     saves,
     schedule,
+    set_epoch,
 )
 from stovetop.kitchen.stages.supervised import (
     build_supervised_dataset,
@@ -72,6 +85,43 @@ SUPERVISED = Workflow(
 )
 
 
+# Comparisons in, a model that prefers as they do out.
+PREFERENCE = Workflow(
+    "preference",
+    load_comparisons,
+    choose_adapter,
+    init_session,
+    init_reference,
+    init_renderer,
+    build_preference_dataset,
+    plan_steps,
+    make_optimizer,
+    make_preference_loss,
+    Loop(
+        "positions",
+        Station(
+            When(enters_epoch, set_epoch.using("set_epoch", data="preference_dataset")),
+            get_preference_batch,
+            compute_reference_logprobs,
+            schedule,
+            dpo_forward_backward,
+            optim_step,
+            When(saves, save_checkpoint),
+        ),
+        Station(
+            await_dpo,
+            await_optim_step,
+            log_dpo_metrics,
+            log_step,
+            When(ends_epoch, log_epoch_metrics),
+            When(saves, record_checkpoint),
+        ),
+        depth=1,
+    ),
+    When(is_unfinished, save_final_weights, register_model),
+)
+
+
 def list_workflows() -> dict[str, Workflow]:
     """All of them, by name."""
-    return {workflow.name: workflow for workflow in (SUPERVISED,)}
+    return {workflow.name: workflow for workflow in (SUPERVISED, PREFERENCE)}

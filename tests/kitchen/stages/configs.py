@@ -36,6 +36,46 @@ class SupervisedConfig(RunConfig):
     save_every: int = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreferenceConfig(RunConfig):
+    """Every field that a stage of PREFERENCE reads."""
+
+    dataset: str
+    test_dataset: str | None = None
+    test_size: int = 2
+    model_name: str = "any/model"
+    load_checkpoint_path: str | None = None
+    reference_model_name: str | None = None
+    renderer_name: str | None = None
+    max_length: int | None = None
+    learning_rate: float = 0.05
+    lr_schedule: LRSchedule = "linear"
+    warmup_steps: int = 0
+    num_epochs: int = 2
+    max_steps: int | None = None
+    batch_size: int = 2
+    dpo_beta: float = 0.1
+    lora_rank: int = 4
+    train_unembed: bool = True
+    seed: int = 0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    save_every: int = 3
+
+
+ANSWERS = ["yes", "sure", "of course", "gladly", "why not", "here you are", "with pleasure", "as you like", "indeed"]
+
+
+def write_comparisons(file: Path) -> str:
+    """Separable: the better answers are in small letters, the worse in capitals."""
+    rows = [{"prompt": f"q{i}", "chosen": text, "rejected": text.upper()} for i, text in enumerate(ANSWERS)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
 def write_chats(file: Path, num: int = 10) -> str:
     chats = [
         [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "abc" * (1 + i % 3)}] for i in range(num)

@@ -11,7 +11,6 @@ from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.recording import open_service
 from stovetop.checkpoints import Start, get_last_checkpoint, submit_checkpoint
 from stovetop.client import TrainingClient
-from stovetop.datasets import Batches
 from stovetop.durable import read_rows
 from stovetop.errors import CheckpointError, UnknownName
 from stovetop.evaluators import Metrics
@@ -94,7 +93,7 @@ def test_init_renderer_takes_the_recommended_one_or_the_one_that_is_named(client
 def test_plan_steps_ends_with_the_epochs_or_at_max_steps(
     client: TrainingClient, run: Run, max_steps: int | None, num_steps: int
 ) -> None:
-    plan = session.plan_steps(Batches([1, 2, 3], 1, num_epochs=2), Start(client), run, max_steps)
+    plan = session.plan_steps(3, Start(client), run, num_epochs=2, max_steps=max_steps)
     assert plan == (Positions(3, num_steps, 0), False)
 
 
@@ -105,9 +104,9 @@ def test_plan_steps_drops_rows_that_run_again_and_none_of_a_run_that_is_complete
         run.log_metrics({"loss": 1.0}, step)
     asyncio.run(submit_checkpoint(client, "final", {"batch": 2, "final": True}).record(run.path))
     start = Start(client, 2, get_last_checkpoint(run.path))
-    assert session.plan_steps(Batches([1], 1, num_epochs=2), start, run) == (Positions(1, 2, 2), True)
+    assert session.plan_steps(1, start, run, num_epochs=2) == (Positions(1, 2, 2), True)
     assert len(load(run.path).metrics) == 3
-    assert session.plan_steps(Batches([1], 1, num_epochs=4), start, run) == (Positions(1, 4, 2), False)
+    assert session.plan_steps(1, start, run, num_epochs=4) == (Positions(1, 4, 2), False)
     assert [row["step"] for row in load(run.path).metrics] == [0, 1]
 
 

@@ -71,8 +71,8 @@ def test_build_supervised_dataset_renders_every_chat_with_weights_that_sum_to_on
 def test_make_batches_shuffles_each_epoch_and_refuses_a_batch_larger_than_the_data(
     data: SupervisedData,
 ) -> None:
-    batches = supervised.make_batches(examples=data.examples, batch_size=3, num_epochs=2, seed=0)
-    assert (len(batches), batches.num_per_epoch) == (6, 3)
+    batches, num_per_epoch = supervised.make_batches(examples=data.examples, batch_size=3, num_epochs=2, seed=0)
+    assert (len(batches), num_per_epoch) == (6, 3)
     assert [len(batch) for batch in batches] == [3, 3, 2] * 2
     with pytest.raises(InvalidRequest, match="batch_size must be at most 8, the number of chats to train on: 9"):
         supervised.make_batches(data.examples, 9)
@@ -85,7 +85,7 @@ def test_make_evaluators_measures_what_is_held_out(data: SupervisedData, client:
 
 
 def test_get_batch_gives_the_data_of_the_step_and_counts_them(data: SupervisedData) -> None:
-    batches, row = supervised.make_batches(data.examples, 3, 2), Row(4)
+    (batches, _), row = supervised.make_batches(data.examples, 3, 2), Row(4)
     data_D = supervised.get_batch(4, 1, batches, Positions(3, 6), data.examples, row)
     assert data_D == list(chain.from_iterable(batches[4]))
     assert dict(row.values) == {

@@ -1,6 +1,6 @@
 """Stages that begin and end a run: its training client, its renderer, the steps before it, its final weights."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stovetop.checkpoints import CheckpointRecord, Start, resume_or_create, save_final_checkpoint
 from stovetop.client import ServiceClient, TrainingClient
@@ -59,17 +59,6 @@ def init_renderer(training_client: TrainingClient, renderer_name: str | None = N
     return get_renderer(renderer_name or recommended_renderer_name(tokenizer), tokenizer)
 
 
-class Epochs(Protocol):
-    """Batches of several epochs, as `datasets.Batches` has them."""
-
-    @property
-    def num_per_epoch(self) -> int:
-        """Batches of one epoch."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
 class Plan(NamedTuple):
     """The steps that a run has before it."""
 
@@ -78,13 +67,14 @@ class Plan(NamedTuple):
 
 
 @stage(writes=("positions", "is_complete"))
-def plan_steps(batches: Epochs, start: Start, run: Run, max_steps: int | None = None) -> Plan:
-    """From where the run begins up to the last step, or to max_steps."""
-    num_steps = min(len(batches), max_steps or len(batches))
+def plan_steps(num_per_epoch: int, start: Start, run: Run, num_epochs: int = 1, max_steps: int | None = None) -> Plan:
+    """From where the run begins up to the last step of the epochs, or to max_steps."""
+    num_steps = num_per_epoch * num_epochs
+    num_steps = num_steps if max_steps is None else min(num_steps, max_steps)
     is_complete = start.is_complete(num_steps)
     if not is_complete:
         run.start_at(start.batch)
-    return Plan(Positions(batches.num_per_epoch, num_steps, start.batch), is_complete)
+    return Plan(Positions(num_per_epoch, num_steps, start.batch), is_complete)
 
 
 def is_unfinished(is_complete: bool) -> bool:

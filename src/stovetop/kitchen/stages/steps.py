@@ -47,9 +47,9 @@ class HasEpochs(Protocol):
 
 
 @stage
-def set_epoch(dataset: HasEpochs, epoch: int, seed: int) -> None:
+def set_epoch(data: HasEpochs, epoch: int, seed: int = 0) -> None:
     """Shuffles the data for this epoch. It changes them: keep it in the station that reads them."""
-    dataset.set_epoch(seed + epoch)
+    data.set_epoch(seed + epoch)
 
 
 @stage(writes="optimizer")

@@ -70,13 +70,21 @@ def build_supervised_dataset(
     return SupervisedData(train, list(chain.from_iterable(test.data_of_chat)))
 
 
-@stage(writes="batches")
-def make_batches(examples: ChatData, batch_size: int, num_epochs: int = 1, seed: int = 0) -> Batches[list[Datum]]:
+class ChatBatches(NamedTuple):
+    """Batches of chats, each chat as its data."""
+
+    batches: Batches[list[Datum]]
+    num_per_epoch: int
+
+
+@stage(writes=("batches", "num_per_epoch"))
+def make_batches(examples: ChatData, batch_size: int, num_epochs: int = 1, seed: int = 0) -> ChatBatches:
     """The batches of all epochs, each epoch in an order of its own. A batch counts chats."""
     if batch_size > len(examples.data_of_chat):
         number = len(examples.data_of_chat)
         raise InvalidRequest(f"batch_size must be at most {number}, the number of chats to train on: {batch_size}")
-    return Batches(examples.data_of_chat, batch_size, num_epochs=num_epochs, seed=seed)
+    batches = Batches(examples.data_of_chat, batch_size, num_epochs=num_epochs, seed=seed)
+    return ChatBatches(batches, batches.num_per_epoch)
 
 
 @stage(writes="evaluators")
