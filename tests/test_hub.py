@@ -104,3 +104,22 @@ def test_what_is_in_a_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: [{"a": cached(name)}])
     assert load_rows("someone/rows") == [{"a": str(tmp_path)}]
     assert not constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.usefixtures("gone")
+def test_two_that_ask_at_once_leave_the_libraries_switch_as_it_was() -> None:
+    entered = threading.Event()
+
+    def ask(linger_s: float) -> None:
+        with hub.asking() as problem:
+            assert problem is not None
+            entered.set()
+            time.sleep(linger_s)
+
+    first, second = (threading.Thread(target=ask, args=(linger_s,)) for linger_s in (0.05, 0.15))
+    first.start()
+    assert entered.wait(30)
+    second.start()
+    for thread in (first, second):
+        thread.join(30)
+    assert constants.HF_HUB_OFFLINE is False

@@ -12,6 +12,9 @@ from pathlib import Path
 ANSWERS_WITHIN_S = 1.5  # a hub that takes longer for a request without content is of no use for a download
 
 
+_SWITCH = threading.RLock()  # protects the libraries' switch, so that two models that load at once leave it as it was
+
+
 def why_unreachable() -> str | None:
     """Why the hub cannot be asked for anything now, in words; None when it answers, whatever it says."""
     from huggingface_hub import constants, get_session
@@ -43,10 +46,11 @@ def asking(unless_here: str | Path | None = None) -> Generator[str | None]:
         return
     from huggingface_hub import constants
 
-    problem = why_unreachable()
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = problem is not None  # their own switch, which has no narrower form for all of them
-    try:
-        yield problem
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    with _SWITCH:
+        problem = why_unreachable()
+        before = constants.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = problem is not None  # their own switch, which has no narrower form for all of them
+        try:
+            yield problem
+        finally:
+            constants.HF_HUB_OFFLINE = before

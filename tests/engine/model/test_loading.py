@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,20 @@ def test_a_gguf_file_that_lacks_a_tensor_is_refused_by_the_models_name(
     write_gguf(tmp_path / "model.gguf")
     with pytest.raises(InvalidRequest, match=r"'mine' lacks: model\.layers\.0\.self_attn\.q_proj\.weight"):
         load_model(tmp_path / "model.gguf", "mine")
+
+
+def test_models_that_load_at_once_leave_the_library_as_it_was(tmp_path: Path) -> None:
+    """While it makes a model the library turns off, for the whole process, what others rely on."""
+    from transformers import PreTrainedModel
+
+    def globals_of_the_library() -> list[object]:
+        return [torch.get_default_dtype(), PreTrainedModel.tie_weights, PreTrainedModel.init_weights, torch.linspace]
+
+    folders = [tiny.save_model(tmp_path / str(seed), tiny.llama(seed)) for seed in range(2)]
+    before, alone = globals_of_the_library(), [load_model(folder, "m").fingerprint for folder in folders]
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(
+            pool.map(lambda n: load_model(folders[n % 2], "m", dtype=["float32", "bfloat16"][n // 2]), range(4))
+        )
+    assert globals_of_the_library() == before
+    assert [model.fingerprint for model in loaded] == alone * 2

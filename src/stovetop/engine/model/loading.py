@@ -27,6 +27,7 @@ from stovetop.engine.model.attention import NAME, CurrentPlan
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoder_layers import find_layers
 from stovetop.engine.model.proving import (
+    LIBRARY,
     check_full_model,
     context_length,
     probe_tokens,
@@ -154,7 +155,10 @@ def _model(place: Path, name: str, dtype: torch.dtype) -> PreTrainedModel:
     }
 
     def read() -> tuple[PreTrainedModel, dict[str, Any]]:
-        loaded: Any = (load_gguf_model if is_gguf(place) else AutoModelForCausalLM.from_pretrained)(place, **options)
+        with LIBRARY:
+            loaded: Any = (load_gguf_model if is_gguf(place) else AutoModelForCausalLM.from_pretrained)(
+                place, **options
+            )
         return loaded  # a pair, by output_loading_info
 
     files = ", ".join(path.name for path in _weight_files(place, name)[:3])

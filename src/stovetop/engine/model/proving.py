@@ -13,6 +13,7 @@ Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
 
 import copy
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -37,6 +38,10 @@ SHORTEST, LEAST_CONTEXT = 5, 8  # tokens: of a sequence, of a model
 GAIN = 1.5  # of random projections: scores then spread so much that a wrong mask changes every logit
 SEEDS = (0, 1, 2)  # tried in turn: with some weights two experts are as good as tied, and rounding decides
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}  # of the spread of the logits
+
+# Protects what transformers sets for the whole process while it makes a model (the default dtype, no tying, no
+# initialising): of two threads that make one at once, one would put back what the other had set.
+LIBRARY = threading.Lock()
 
 Wrap = Callable[[PreTrainedModel, Arithmetic], BaseModel]
 
@@ -178,7 +183,8 @@ def _suspicion(hows: list[How], config: Any) -> str:
 
 def _random_model(model_class: type[PreTrainedModel], config: Any, seed: int) -> PreTrainedModel:
     """With weights that let every rule show: the library's own are so small that each token sees all others alike."""
-    model = model_class(copy.deepcopy(config)).eval().requires_grad_(False)  # it keeps its config, and changes it
+    with LIBRARY:
+        model = model_class(copy.deepcopy(config)).eval().requires_grad_(False)  # it keeps its config, and changes it
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(model.get_input_embeddings().weight)}
     for parameter in model.parameters():
