@@ -14,7 +14,7 @@ from stovetop.engine.engine import Engine
 from stovetop.engine.lora.routing import Stack
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
-from stovetop.engine.sampling import sampler
+from stovetop.engine.sampling import batch
 from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import InvalidRequest
@@ -227,8 +227,8 @@ def test_samples_of_many_adapters_in_any_order_are_those_of_each_alone(
     """Prompts that are shared and prompts that are not; as many rows of each adapter, which a pass has side by side,
     and, once the shorter samples have left, not as many."""
     engine, orders = Engine(fast), []
-    original = sampler.decoded
-    monkeypatch.setattr(sampler, "decoded", lambda model, step: (orders.append(step.slots_S), original(model, step))[1])
+    original = batch.decoded
+    monkeypatch.setattr(batch, "decoded", lambda model, step: (orders.append(step.slots_S), original(model, step))[1])
     adapters = [tiny.trained_adapter(engine, seed, rank=4).weights for seed in range(4)]
     prompts = [ModelInput.from_ints(tiny.tokens(length, length)) for length in (70, 9)]
     asked = [

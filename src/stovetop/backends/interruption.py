@@ -13,8 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Interrupted(BaseException):
-    """Raised in the thread that works. No Exception, so that no handler of ordinary errors takes it for one."""
+class Interrupted(KeyboardInterrupt):
+    """Raised in the thread that works. Like Ctrl-C, so that nothing takes it for a failure of its own."""
 
 
 class Interruptible:

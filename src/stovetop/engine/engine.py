@@ -88,7 +88,7 @@ class Engine:
         finished = self._run(tickets)
         for ticket in newcomers:
             self._sampler.add(ticket, ticket.op.weights)
-        finished += self._sample()
+        finished += self._sampler.step()
         self._residency.use(_holders_of(done for each in finished for done in (each.ticket.op, each.result)))
         self._residency.tidy(in_use=self._sampler.weights_in_use())
         return finished
@@ -128,13 +128,6 @@ class Engine:
             return ops.Finished(ticket, self._do(ticket.op))
         except Exception as error:  # the ticket's own failure: it goes to whoever holds its future
             return ops.Finished(ticket, error=error)
-
-    def _sample(self) -> list[ops.Finished]:
-        try:
-            return self._sampler.step()
-        except Exception as error:  # a pass holds many requests; none of them may wait for ever
-            failed = [ops.Finished(ticket, error=error) for ticket in self._sampler.drop_all()]
-            return [*self._sampler.take_finished(), *failed]
 
     def _do(self, op: ops.Op) -> Any:
         match op:

@@ -18,7 +18,7 @@ from stovetop.engine.kernels.sight import How, Seen, Sight
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
-from stovetop.engine.sampling import sampler
+from stovetop.engine.sampling import batch
 from stovetop.types import ModelInput, SamplingParams
 
 HEADS, GROUPS, SIZE = 6, 2, 16
@@ -114,7 +114,7 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
         sample(prompts[index % 2], 1 + index % 3, weights[index % 3], seed=index, max_tokens=2 + 5 * index % 17)
         for index in range(14)
     ]
-    monkeypatch.setattr(sampler, "MIN_PREFIX_TOKENS", 1000)
+    monkeypatch.setattr(batch, "MIN_PREFIX_TOKENS", 1000)
     alone = [tiny.run(Engine(base), op) for op in asked]
     monkeypatch.undo()
     tickets = [engine.submit(op) for op in asked]
@@ -184,7 +184,7 @@ def test_after_a_pass_that_failed_nothing_is_shared_with_those_that_are_gone(
     engine.submit(sample(prompt, 3))
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(sampler, "draw", lambda *_: 1 / 0)
+        patch.setattr(batch, "draw", lambda *_: 1 / 0)
         (failed,) = engine.step()
     assert isinstance(failed.error, ZeroDivisionError)
     assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory

@@ -11,7 +11,7 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.loading import adopt
-from stovetop.engine.sampling import prompts, sampler
+from stovetop.engine.sampling import sampler
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ImportanceSampling
 from stovetop.types import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
@@ -177,32 +177,6 @@ def test_more_samples_than_fit_wait_their_turn(engine: Engine, monkeypatch: pyte
     tickets.append(engine.submit(sample_op(PROMPT, 7)))
     results = rest(engine)
     assert [[s.tokens for s in results[ticket].sequences] for ticket in tickets] == [*alone, big]
-
-
-def test_a_fault_in_a_pass_reaches_every_request_and_the_engine_goes_on(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as broken:
-        broken.setattr(sampler, "draw", lambda *_: 1 / 0)
-        tickets = [engine.submit(sample_op(PROMPT, 2)) for _ in range(2)]
-        failed = [done for _ in range(2) for done in engine.step()]
-    assert {done.ticket for done in failed} == set(tickets)
-    assert all(isinstance(done.error, ZeroDivisionError) for done in failed)
-    assert engine.idle
-    assert len(sample(engine, PROMPT, 2)) == 2
-
-
-def test_a_fault_while_prompts_are_computed_loses_nobody(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those whose prompts were in hand, nor the one that ends in the same step."""
-    ending = engine.submit(sample_op(PROMPT, max_tokens=2))
-    engine.step()
-    tickets = [engine.submit(sample_op(tiny.tokens(5, i), 2)) for i in range(3)]
-    with monkeypatch.context() as broken:
-        broken.setattr(prompts.Prompts, "_compute", lambda *_: 1 / 0)
-        done = {finished.ticket: finished for finished in engine.step()}
-    assert done[ending].error is None
-    assert all(isinstance(done[ticket].error, ZeroDivisionError) for ticket in tickets)
-    assert engine.idle
 
 
 def diverged(weights: AdapterWeights) -> AdapterWeights:

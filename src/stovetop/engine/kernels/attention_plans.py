@@ -190,9 +190,9 @@ class PieceAttention:
 
 
 class CachedAttention:
-    """One new token in each of the first `S` slots: its key and value enter the cache at `places_S`, which are below
-    `num_keys`; its query sees the slot, and before it the prefix that the slot goes on from. Row i belongs to slot i,
-    or to slot `slots_S[i]`; `prefixes` go by slot."""
+    """One new token in each of `S` slots, from `first_slot` on: its key and value enter the cache at `places_S`, which
+    are below `num_keys`; its query sees the slot, and before it the prefix that the slot goes on from. Row i belongs to
+    slot i of these, or to slot `slots_S[i]`; `prefixes` go by slot."""
 
     def __init__(
         self,
@@ -202,25 +202,29 @@ class CachedAttention:
         num_keys: int,
         prefixes: PrefixPass | None = None,
         slots_S: Tensor | None = None,
+        first_slot: int = 0,
     ) -> None:
         self._arithmetic = arithmetic
         self._cache = cache
+        self._first_slot = first_slot
         self._places_S = places_S
         self._prefixes = prefixes
         self._rows_S = None if slots_S is None else slots_S.argsort()  # of the slots
         self._slots_S = torch.arange(len(places_S), device=places_S.device) if slots_S is None else slots_S
+        self._into_S = self._slots_S + first_slot if first_slot else self._slots_S
         self._sight = Sight((places_S if self._rows_S is None else places_S[self._rows_S])[:, None])
         self._num_keys = num_keys + -num_keys % max(arithmetic.key_multiple, KEY_MULTIPLE)
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
-        self._cache.write(layer, self._slots_S, self._places_S, key_GND, value_GND)
+        self._cache.write(layer, self._into_S, self._places_S, key_GND, value_GND)
         query_SHD = query_HND.transpose(0, 1)
         if self._rows_S is None:
             return self._by_slot(layer, query_SHD, how)
         return self._by_slot(layer, query_SHD.index_select(0, self._rows_S), how).index_select(0, self._slots_S)
 
     def _by_slot(self, layer: int, query_SHD: Tensor, how: How) -> Tensor:
-        own = Seen(*self._cache.read(layer, len(self._slots_S), self._num_keys), self._sight)
+        keys_and_values = self._cache.read(layer, len(self._slots_S), self._num_keys, self._first_slot)
+        own = Seen(*keys_and_values, self._sight)
         query_SHQD = query_SHD[:, :, None]
         if self._prefixes is None:
             return self._arithmetic.attention(query_SHQD, own, how)[:, :, 0]

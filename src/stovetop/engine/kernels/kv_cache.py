@@ -91,10 +91,11 @@ class KVCache:
         key_SGLD[slot, :, start:end] = key_GTD
         value_SGLD[slot, :, start:end] = value_GTD
 
-    def read(self, layer: int, num_slots: int, num_positions: int) -> tuple[Tensor, Tensor]:
-        """The first positions of the first slots."""
+    def read(self, layer: int, num_slots: int, num_positions: int, first_slot: int = 0) -> tuple[Tensor, Tensor]:
+        """The first positions of so many slots, from `first_slot` on."""
         key_SGLD, value_SGLD = self._filled(layer)
-        return key_SGLD[:num_slots, :, :num_positions], value_SGLD[:num_slots, :, :num_positions]
+        slots = slice(first_slot, first_slot + num_slots)
+        return key_SGLD[slots, :, :num_positions], value_SGLD[slots, :, :num_positions]
 
     def copy_from(
         self, other: "KVCache", source: int, targets: list[int], num_positions: int, *, start: int = 0

@@ -1,5 +1,5 @@
 # pyright: basic
-"""One pass of decoding: the last token of every running sequence goes in, the hidden states of the next come out.
+"""One pass of decoding: the last token of running sequences goes in, the hidden states of the next come out.
 
 Shapes: `S` running sequences, one slot of the cache each; `E` hidden size.
 """
@@ -27,6 +27,7 @@ class Step:
     parts: Parts = ()
     prefixes: PrefixPass | None = None  # by slot
     slots_S: list[int] | None = None  # None: row i belongs to slot i
+    first_slot: int = 0  # of the cache, where slots are counted from; `prefixes` and `slots_S` too
 
     @property
     def num_keys(self) -> int:
@@ -36,9 +37,11 @@ class Step:
 
 def decoded(model: BaseModel, step: Step) -> Tensor:
     """(S, E). The tokens' keys and values are in the cache after it."""
-    step.cache.reserve(len(step.tokens_S), step.num_keys)
+    step.cache.reserve(step.first_slot + len(step.tokens_S), step.num_keys)
     on_device = lambda values: torch.tensor(values, device=model.device)  # noqa: E731
     slots_S = None if step.slots_S is None else on_device(step.slots_S)
     places_S = on_device(step.places_S)
-    plan = CachedAttention(step.cache, model.arithmetic, places_S, step.num_keys, step.prefixes, slots_S)
+    plan = CachedAttention(
+        step.cache, model.arithmetic, places_S, step.num_keys, step.prefixes, slots_S, step.first_slot
+    )
     return model.hidden_states_of(on_device(step.tokens_S), on_device(step.positions_S), plan, step.parts)

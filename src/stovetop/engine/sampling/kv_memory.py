@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
 from stovetop.engine.kernels.shared_prefix import SharedPrefixes
-from stovetop.engine.sampling.prompts import Prompt, Prompts
+from stovetop.engine.sampling.open_requests import Ready
+from stovetop.engine.sampling.prompts import Prompts
 from stovetop.engine.sampling.samples import Start
 
 
@@ -34,11 +35,11 @@ class KVMemory:
         running: KVCache,
         prefixes: SharedPrefixes,
         prompts: Prompts,
-        ready: Sequence[Start],
-        sources: Sequence[Prompt],
+        ready: Ready,
+        sources: Sequence[Start],
     ) -> None:
-        """`limit` is in positions. `ready` and `sources` are the sampler's: what waits to be continued, and prompts
-        that are about to be copied into slots."""
+        """`limit` is in positions. `ready` and `sources` are the sampler's: what waits to be continued, and what is
+        about to be copied into slots."""
         self.limit = limit
         self._running = running
         self._prefixes = prefixes
@@ -53,7 +54,7 @@ class KVMemory:
 
     @property
     def _held(self) -> list[KVCache]:
-        return [*(start.prompt.cache for start in self._ready), *(prompt.cache for prompt in self._sources)]
+        return [*self._ready.caches, *(start.prompt.cache for start in self._sources)]
 
     @property
     def prompt_positions(self) -> int:

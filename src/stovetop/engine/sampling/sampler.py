@@ -1,9 +1,8 @@
 # pyright: basic
 """Computed prompts to tokens. New sequences join a running batch; a sequence that has ended leaves it at once.
 
-A step computes pieces of the prompts that wait (`prompts.py`), draws one token for every running sequence and admits
-new ones while there is room. Sequences sit in the first slots of the cache, so the pass over them reads a view; a
-slot that ends is filled with the last one. Samples of one prompt share what is cached of it (`shared_prefix.py`).
+A step computes pieces of the prompts that wait (`prompts.py`), draws one token for every running sequence (`batch.py`)
+and admits new ones while there is room.
 
 Memory is bounded (`kv_memory.py`) and claimed as sequences grow, not for all that may come of them. Where it runs out,
 the caches of prompts that are not continued yet are freed, then the sequences that were admitted last are preempted:
@@ -11,49 +10,43 @@ what they drew is kept, its keys and values are computed again when there is roo
 admitted until a sequence has ended, so that the same ones are not preempted again and again. A sequence that does not
 fit beside others runs alone, and one that would not fit even then is refused.
 
-Shapes: `S` running sequences, `V` vocabulary, `E` hidden size.
+A failure belongs to the request that caused it (`containment.py`). Passes find out in halves which one that is; what
+raises elsewhere, where memory is shared out, leaves the tables that a step works with in doubt. Then all requests start
+over from what was drawn of them, as after a preemption, one half of them before the other: so the request that cannot
+be served ends up alone, or they are few enough for the memory that there is.
 """
 
 import itertools
-import math
-from collections import Counter, deque
-from collections.abc import Callable
+import logging
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from traceback import clear_frames
 
-import numpy as np
 import torch
 
 from stovetop.engine.kernels.kv_cache import BLOCK, KVCache
-from stovetop.engine.kernels.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
-from stovetop.engine.lora.routing import Parts, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.kernels.shared_prefix import Prefix, SharedPrefixes
+from stovetop.engine.lora.routing import Stack
 from stovetop.engine.lora.weights import AdapterWeights
-from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.decoding import Step, decoded
 from stovetop.engine.ops import ComputeLogprobs, Finished, Sample, Ticket
-from stovetop.engine.sampling.drawing import draw
+from stovetop.engine.sampling.batch import Batch, RecordDecoding
+from stovetop.engine.sampling.containment import Failed, each, is_out_of_memory
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.kv_memory import KVMemory, Size
-from stovetop.engine.sampling.prompts import Prompt, Prompts, Room, not_finite
-from stovetop.engine.sampling.samples import Request, Running, Start, one_row_each
+from stovetop.engine.sampling.open_requests import OpenRequests, Ready
+from stovetop.engine.sampling.prompt import Prompt
+from stovetop.engine.sampling.prompts import Prompts
+from stovetop.engine.sampling.samples import Request, Running, Start
 from stovetop.engine.sampling.stops import stops_of
+from stovetop.engine.sampling.waiting import Room
 from stovetop.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
 
 MAX_RUNNING = 512  # sequences
 HELD_TOKENS, HELD_SHARE = 2**16, 0.25  # positions, and of those there are, for prompts that cannot be continued yet
-KEPT_SHARE = 0.2  # of the available memory, that an idle cache may have besides
-
-
-class RecordedDecoding(Protocol):
-    """Does what `decoding.decoded` does, by repeating recorded passes: `untried/captured.py` has one."""
-
-    works: bool  # False: a pass could not be recorded, so every pass is an ordinary one
-
-    def __call__(self, step: Step) -> torch.Tensor: ...
-
-
-RecordDecoding = Callable[[BaseModel], RecordedDecoding | None]  # None where passes of a model cannot be recorded
 
 
 class Sampler:
@@ -62,130 +55,237 @@ class Sampler:
     def __init__(self, model: BaseModel, budget: KVBudget, record_decoding: RecordDecoding | None = None) -> None:
         """`record_decoding` gives what passes are recorded with, where launching them is slow."""
         self._model = model
-        self._recorded = None if record_decoding is None else record_decoding(model)
+        self._budget = budget
+        recorded = None if record_decoding is None else record_decoding(model)
         self._stack = Stack(model.weight_VE.dtype)
-        self._prompts = Prompts(model, self._stack)
-        self._cache = KVCache(model.num_layers, doubling=self._recorded is not None)
+        self._cache = KVCache(model.num_layers, doubling=recorded is not None)
         self._prefixes = SharedPrefixes(model.num_layers)
-        self._ready: deque[Start] = deque()  # computed, with samples that have no room yet
-        self._running: list[Running] = []  # in the order of their slots
-        self._num_filled = 0  # of the running, whose slots have what is computed of them
-        self._sources: list[Prompt] = []  # which the slots of the others are to be filled from
+        self._batch = Batch(model, self._stack, self._cache, self._prefixes, recorded)
+        self._running = self._batch.running
+        self._prompts = Prompts(model, self._stack)
+        self._ready = Ready()
         self._again: dict[int, Start] = {}  # whose prompts wait to be computed again, by id of the prompt
+        self._memory = KVMemory(
+            budget.num_positions, self._cache, self._prefixes, self._prompts, self._ready, self._batch.sources
+        )
         self._is_full = False  # memory ran out, and no sequence has ended since
         self._numbers = itertools.count()
+        self._open = OpenRequests()
+        self._later: deque[list[Request]] = deque()  # that begin when those before them are answered, see `_recover`
         self._finished: list[Finished] = []  # in this step
-        self._budget = budget
-        self._memory = KVMemory(
-            budget.num_positions, self._cache, self._prefixes, self._prompts, self._ready, self._sources
-        )
 
     def add(self, ticket: Ticket, weights: AdapterWeights | None) -> None:
         """`weights` are those that the op names."""
-        match ticket.op:
-            case Sample(prompt=prompt, params=params):
-                length = prompt.length + (params.max_tokens or 0)
-            case ComputeLogprobs(prompt=prompt):
-                length = prompt.length
-            case _:
-                raise AssertionError("the scheduler sends only these")
+        for failed in each([ticket], lambda _: self._take_in(ticket, weights)):
+            self._open.close(ticket)
+            self._finished.append(Finished(ticket, error=failed.error))
+
+    def _take_in(self, ticket: Ticket, weights: AdapterWeights | None) -> None:
+        assert isinstance(ticket.op, Sample | ComputeLogprobs), "the scheduler sends only these"
+        most_drawn = (ticket.op.params.max_tokens or 0) if isinstance(ticket.op, Sample) else 0
+        length = ticket.op.prompt.length + most_drawn
         if length > self._budget.longest_sequence:
-            self._finished.append(Finished(ticket, error=InvalidRequest(self._budget.too_long(length))))
+            raise InvalidRequest(self._budget.too_long(length))
+        cache = KVCache(self._model.num_layers)
+        request = Request.of(Prompt(ticket, ticket.op, weights, ticket.op.prompt.to_ints(), cache))
+        self._open.add(request)
+        if self._later:
+            self._later[-1].append(request)
         else:
-            self._prompts.add(ticket, weights)
+            self._prompts.add(request.prompt)
 
     @property
     def idle(self) -> bool:
-        return self._prompts.idle and not self._ready and not self._running and not self._finished
+        return len(self._open) == 0 and not self._finished
 
-    @torch.inference_mode()
     def step(self) -> list[Finished]:
-        if self._running:
-            self._make_room()
-            self._draw_next()
-        running = [w for sequence in self._running if (w := sequence.request.prompt.weights) is not None]
-        if not self._prompts.idle:
-            for prompt in self._prompts.step(self._room_for_prompts(), running):
-                self._computed(prompt)
-        self._admit()
-        if not self._running and not self._keeps_cache:
-            self._cache.clear()
-            self._stack.clear()
-        return self.take_finished()
-
-    @property
-    def _records(self) -> bool:
-        return self._recorded is not None and self._recorded.works
-
-    @property
-    def _keeps_cache(self) -> bool:
-        """For recordings, which would be lost with what they read, and if it leaves the others room."""
-        return self._records and self._cache.num_bytes <= KEPT_SHARE * available_bytes(self._model.device)
-
-    def take_finished(self) -> list[Finished]:
-        """What ended; after a step that raised, what had ended before."""
+        """At most one token for every running sample. Raises nothing but KeyboardInterrupt and what is derived from it,
+        after which there is `tickets` to tell what was not answered."""
+        try:
+            with torch.inference_mode():
+                self._step()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it belongs to one of the requests
+            self._recover(error)
         finished, self._finished = self._finished, []
         return finished
 
+    @torch.inference_mode()
+    def cancel(self, ticket: Ticket) -> bool:
+        """Forgets a request, wherever it is, and frees its memory; the others are not touched. False for one that was
+        answered, or is not known: a ticket that was cancelled is not answered."""
+        request = self._open.close(ticket)
+        if request is None:
+            return False
+        try:
+            self._take_out(request)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # what is left of it goes with the tables
+            for other in self._start_over():
+                self._enqueue(other)
+        return True
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Of the requests whose answer no step has returned."""
+        return [*self._open.tickets, *(finished.ticket for finished in self._finished)]
+
     def weights_in_use(self) -> list[AdapterWeights]:
-        """Those of everything that waits or runs."""
-        prompts = [*self._prompts.waiting, *(request.prompt for request in self._requests())]
-        return [prompt.weights for prompt in prompts if prompt.weights is not None]
+        """Those of everything that waits or runs, each once."""
+        return self._open.weights
 
-    def drop_all(self) -> list[Ticket]:
-        """Forgets everything that goes on; its tickets."""
-        computed = [request.prompt.ticket for request in self._requests() if None in request.done]
-        tickets = dict.fromkeys([*self._prompts.drop_all(), *computed])
-        self._ready.clear()
-        self._running.clear()
-        self._sources.clear()
-        self._again.clear()
-        self._num_filled, self._is_full = 0, False
-        self._cache.clear()
-        self._prefixes.clear()
-        self._stack.clear()
-        return list(tickets)
+    def _step(self) -> None:
+        if self._later and len(self._open) == sum(map(len, self._later)):
+            for request in self._later.popleft():
+                self._enqueue(request)
+        if self._running:
+            self._make_room()
+            self._settle(list(self._running), self._batch.draw_next())
+        running = [w for sequence in self._running if (w := sequence.request.prompt.weights) is not None]
+        if not self._prompts.idle:
+            done, failed = self._prompts.step(self._room_for_prompts(), running)
+            failed += each(done, self._computed)
+            for prompt, error in [(one.item, one.error) for one in failed]:
+                self._fail(prompt.ticket, error)
+        self._admit()
+        self._batch.rest()
 
-    def _requests(self) -> list[Request]:
-        """Those whose prompts are computed."""
-        return [*(start.request for start in self._ready), *(sequence.request for sequence in self._running)]
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
     def _computed(self, prompt: Prompt) -> None:
         """A prompt is ready to be continued, or, if only its logprobs were asked for, it is done."""
         start = self._again.pop(id(prompt), None)
-        if start is not None:
-            self._ready.append(start)
-            return
-        try:
+        request = self._open.get(prompt.ticket)
+        assert request is not None, "its prompt is gone when a request is"
+        if start is None:
+            start = Start(request, prompt)
             prompt.check_finite()
             if isinstance(prompt.op, Sample):
-                stops = stops_of(prompt.op.params, self._model.stop_tokens, self._model.tokenizer)
-                request = Request(prompt, prompt.op.params, stops, [None] * prompt.op.num_samples)
-                self._ready.append(Start(request, prompt))
+                request.stops = stops_of(prompt.op.params, self._model.stop_tokens, self._model.tokenizer)
+                request.stream(0)  # a seed that is none shows here
+            request.is_computed = True
+        if request.is_complete:
+            self._answer(request.answer())
+        else:
+            self._ready.append(start)
+
+    def _settle(self, drew: Sequence[Running], failed: list[Failed[Running]]) -> None:
+        """After a token was drawn for each of these, but for those that failed: who has ended leaves, and with the last
+        sample of a request it is answered."""
+        lost = {id(one.item) for one in failed}
+        failed += each([sequence for sequence in drew if id(sequence) not in lost], self._end_if_done)
+        self._remove([sequence for sequence in drew if sequence.index not in sequence.request.begun])
+        for sequence, error in [(one.item, one.error) for one in failed]:
+            self._fail(sequence.request.prompt.ticket, error)
+
+    def _end_if_done(self, sequence: Running) -> None:
+        request = sequence.request
+        if sequence.ended():
+            request.done[sequence.index] = sequence.result()
+            del request.begun[sequence.index]
+            if request.is_complete:
+                self._answer(request.answer())
+
+    def _answer(self, finished: Finished) -> None:
+        """Once."""
+        if self._open.close(finished.ticket) is not None:
+            self._finished.append(finished)
+
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        request = self._open.get(ticket)
+        if request is not None:  # it may have several samples that failed
+            self._answer(Finished(ticket, error=error))
+            self._take_out(request)
+
+    def _take_out(self, request: Request) -> None:
+        """All that there is of it."""
+        for start in [start for start in self._ready if start.request is request]:
+            self._ready.remove(start)
+        for start in [start for start in self._again.values() if start.request is request]:
+            del self._again[id(start.prompt)]
+            self._prompts.remove(start.prompt)
+        self._prompts.remove(request.prompt)
+        self._remove([sequence for sequence in self._running if sequence.request is request])
+        request.begun.clear()
+        for group in self._later:
+            group[:] = [other for other in group if other is not request]
+
+    def _remove(self, sequences: Sequence[Running]) -> None:
+        """Out of the batch."""
+        if sequences:
+            self._batch.remove(sequences)
+            self._is_full = False
+
+    # ---- what raised, nobody knows for whom --------------------------------------------------------------------------
+
+    def _recover(self, error: BaseException) -> None:
+        """All start over, the first half of those that were at work before the second, which comes when they are
+        answered. One alone fails."""
+        log.warning("a step of sampling failed; its requests start over, in halves: %r", error)
+        clear_frames(error.__traceback__)
+        group = self._start_over()
+        half = len(group) // 2
+        first, later = group[:half], group[half:]
+        if len(group) == 1:
+            (request,), later = group, []
+            if is_out_of_memory(error) and not request.is_last_try:  # the memory of the others is free now
+                request.is_last_try, first = True, group
             else:
-                self._finished.append(Finished(prompt.ticket, prompt.logprobs))
-        except Exception as error:  # the request's own
-            self._finished.append(Finished(prompt.ticket, error=error))
+                self._answer(Finished(request.prompt.ticket, error=error))
+        if later:
+            self._later.appendleft(later)
+        for request in first:
+            self._enqueue(request)
+
+    def _start_over(self) -> list[Request]:
+        """Empties the tables that a step works with, and returns the requests that are to enter them again."""
+        waiting = {id(request) for group in self._later for request in group}
+        self._prompts.clear()
+        self._batch.clear()
+        self._ready.clear()
+        self._again.clear()
+        self._is_full = False
+        return [request for request in self._open if id(request) not in waiting]
+
+    def _enqueue(self, request: Request) -> None:
+        """From what is known of it: its samples that have begun, then its prompt for those that have not."""
+        failed = each(list(request.begun.values()), self._end_unless_settled)
+        if failed:
+            self._fail(request.prompt.ticket, failed[0].error)
+        elif request.is_complete:
+            self._answer(request.answer())
+        elif request.is_computed:
+            for sequence in request.begun.values():
+                sequence.prefix = None
+                self._prompts.add(self._again_from(_returning(sequence)))
+            if request.num_left > 0:
+                self._prompts.add(self._again_from(Start(request, request.prompt)))
+        else:
+            request.prompt.start_over(self._model.num_layers)
+            self._prompts.add(request.prompt)
+
+    def _end_unless_settled(self, sequence: Running) -> None:
+        """One for which a token was drawn before the step failed, which may have been its last."""
+        if sequence.tokens:
+            self._end_if_done(sequence)
 
     # ---- memory ------------------------------------------------------------------------------------------------------
-
-    def _in_use(self) -> Size:
-        filled = self._running[: self._num_filled]
-        return Size(len(filled), max((sequence.num_places for sequence in filled), default=0))
 
     def _room_for_prompts(self) -> Room:
         """What the running samples leave, with a block more for each of them."""
         limit = self._memory.limit
-        grown = Size(len(self._running), max((sequence.grown for sequence in self._running), default=0))
+        grown = Size(len(self._running), self._batch.longest_grown)
         left = limit - grown.num_tokens - self._prefixes.num_tokens() - self._memory.prompt_positions
         ahead = self._memory.held_positions + self._prompts.begun_positions_of_samples
         most_ahead = min(HELD_TOKENS, int(HELD_SHARE * limit))
-        make = lambda num_positions: self._memory.make(num_positions, self._in_use())  # noqa: E731
+        make = lambda num_positions: self._memory.make(num_positions, self._batch.in_use)  # noqa: E731
         return Room(0 if self._is_full else left, self._prompts.begun_positions, ahead, most_ahead, make)
 
     def _make_room(self) -> None:
         """For the next token of every running sequence."""
-        while not self._memory.reserve(self._in_use()):
+        while not self._memory.reserve(self._batch.in_use):
             if self._prompts.drop_begun():
                 pass
             elif self._ready:
@@ -199,45 +299,44 @@ class Sampler:
     def _preempt(self, sequence: Running) -> None:
         """Its slot is freed, and it goes on when its prompt and what it has drawn are computed again."""
         self._remove([sequence])
-        request = sequence.request
-        known = request.prompt
-        prompt = Prompt(known.ticket, known.op, known.weights, [*known.tokens, *sequence.tokens], KVCache(0))
-        self._compute_again(Start(request, prompt, sequence))
+        self._compute_again(_returning(sequence))
 
     def _compute_again(self, start: Start) -> None:
-        self._again[id(start.prompt)] = start
-        self._prompts.add_again(start.prompt)
+        self._prompts.add_first(self._again_from(start))
 
-    # ---- running sequences -------------------------------------------------------------------------------------------
+    def _again_from(self, start: Start) -> Prompt:
+        """Its prompt, whose memory is freed now."""
+        self._again[id(start.prompt)] = start
+        start.prompt.is_again = True
+        start.prompt.start_over(self._model.num_layers)
+        return start.prompt
+
+    # ---- admission ---------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Starts samples while there is room, oldest request first, and draws the next token of each."""
         if self._is_full or not self._ready:
             return
         first = len(self._running)
-        together = Counter[int]()
-        for start in self._ready:
-            together[id(start.prompt.cache)] += start.num_left
-        longest = max((sequence.grown for sequence in self._running), default=0)
-        prompt_positions = self._memory.prompt_positions
-        while self._ready and self._start_next(together, longest, prompt_positions):
+        longest, prompt_positions = self._batch.longest_grown, self._memory.prompt_positions
+        while self._ready and self._start_next(longest, prompt_positions):
             longest = max(longest, self._running[-1].grown)
-        newcomers, sources = self._running[first:], list(self._sources)
-        if not newcomers:
-            return
-        self._fill_slots(newcomers, first)
-        last_hidden = [prompt.last_hidden_E for prompt in sources]
-        hidden_SE = torch.stack([hidden for hidden in last_hidden if hidden is not None])
-        # not the stack: it is that of all running sequences, and would take the newcomers for all
-        self._extend(newcomers, hidden_SE, rows_by_owner(*one_row_each(newcomers), self._model.device))
+        newcomers, sources = self._running[first:], list(self._batch.sources)
+        if newcomers:
+            has_room = self._memory.reserve(Size(len(self._running), max(s.num_places for s in self._running) + 1))
+            assert has_room, "a sequence begins where there is room"
+            hidden = self._batch.fill_slots(first)
+            for start in sources:
+                if start not in self._ready:
+                    start.prompt.forget_cache()
+            self._settle(newcomers, self._batch.draw_first(first, hidden))
 
-    def _start_next(self, together: Counter[int], longest: int, prompt_positions: int) -> bool:
-        """Whether there was room for one more sample of the first prompt. `together` are the samples to come by the
-        cache that they go on from, `longest` is the longest slot of those that run, and `prompt_positions` are the
-        positions that prompts have."""
-        start = self._ready[0]
+    def _start_next(self, longest: int, prompt_positions: int) -> bool:
+        """Whether there was room for one more sample of the first prompt. `longest` is the longest slot of those that
+        run, and `prompt_positions` are the positions that prompts have."""
+        start = self._ready.first
         cache = start.prompt.cache
-        prefix, shared = self._shared(start, together)
+        prefix, shared = self._batch.shared(start, self._ready.num_together(cache))
         is_new = shared > 0 and prefix is None
         places, most = (length - shared for length in (len(start.prompt.tokens) + 1, start.most_positions))
         longest = max(longest, min(places + BLOCK, most) if self._running else places)
@@ -248,7 +347,7 @@ class Sampler:
             self._start_alone()
         elif fits and size.num_slots <= MAX_RUNNING:
             if is_new:
-                self._memory.make(prefixes - self._prefixes.num_allocated, self._in_use())
+                self._memory.make(prefixes - self._prefixes.num_allocated, self._batch.in_use)
                 prefix = self._prefixes.join(cache, shared)
             elif prefix is not None:
                 self._prefixes.rejoin(prefix)
@@ -258,161 +357,37 @@ class Sampler:
         return True
 
     def _begin(self, start: Start, prefix: Prefix | None) -> None:
-        """The next sample of the first that is ready. What it goes on from is in its slot after `_fill_slots`."""
+        """The next sample of the first that is ready."""
         request, sequence = start.request, start.returning
+        self._ready.remove(start)
         if sequence is None:
-            stream = np.random.default_rng([request.params.seed or 0, request.num_started])
-            sequence = Running(request, request.num_started, next(self._numbers), stream, prefix)
+            index = request.num_started
+            sequence = Running(request, index, next(self._numbers), request.stream(index), prefix)
+            request.begun[index] = sequence
             request.num_started += 1
         sequence.prefix = prefix
-        self._running.append(sequence)
-        self._sources.append(start.prompt)
-        if start.returning is not None or request.num_left == 0:
-            self._ready.popleft()
+        self._batch.join(sequence, start)
+        if start.returning is None and request.num_left > 0:
+            self._ready.put_first(start)
 
     def _start_alone(self) -> None:
         """Nothing runs, and there is no room for the first that is ready beside the caches of other prompts: these are
         freed. Where there is none beside its own prompt, the prompt's cache becomes its slot."""
-        start = self._ready.popleft()
-        while self._ready:
+        start = self._ready.first
+        while len(self._ready) > 1:
             self._compute_again(self._ready.pop())
         while self._prompts.drop_begun() or self._prompts.drop_kept():
             pass
-        self._ready.append(start)
         self._begin(start, None)
         if Size(1, len(start.prompt.tokens) + 1).num_tokens + start.prompt.cache.num_tokens > self._memory.limit:
             self._cache.take_over(start.prompt.cache)
             if self._ready:
-                self._sources[-1] = replace(start.prompt)
+                self._batch.sources[-1] = replace(start, prompt=replace(start.prompt))
                 self._compute_again(self._ready.pop())
 
-    def _shared(self, start: Start, together: Counter[int]) -> tuple[Prefix | None, int]:
-        """What a sample can share of its prompt, and how much: a prefix that is there, or None and a length for one
-        that is worth it, or None and 0."""
-        if start.returning is not None:
-            prefix = start.returning.prefix
-            return (prefix, prefix.length) if prefix is not None and self._prefixes.has(prefix) else (None, 0)
-        cache, length = start.prompt.cache, self._num_shared(start.prompt)
-        prefix = self._prefixes.find(cache)
-        if length == 0 or (together[id(cache)] <= 1 and prefix is None) or not self._prefixes.would_balance(prefix):
-            return None, 0
-        return prefix, length
 
-    def _num_shared(self, prompt: Prompt) -> int:
-        """How much of a prompt its samples can share: as much as attention reads in whole blocks."""
-        if self._records or not self._model.attends_plainly:  # a recorded pass has slots only
-            return 0
-        length = len(prompt.tokens) - len(prompt.tokens) % self._model.arithmetic.key_multiple
-        return length if length >= MIN_PREFIX_TOKENS else 0
-
-    def _fill_slots(self, newcomers: list[Running], first: int) -> None:
-        """What is computed of their prompts, and not shared, goes into their slots."""
-        longest = max(sequence.num_places for sequence in self._running) + 1
-        has_room = self._memory.reserve(Size(len(self._running), longest))
-        assert has_room, "a sequence begins where there is room"
-        alike: dict[tuple[int, int], list[int]] = {}
-        for slot, (sequence, prompt) in enumerate(zip(newcomers, self._sources, strict=True), start=first):
-            if prompt.cache.num_slots > 0:  # otherwise it became the slot
-                alike.setdefault((id(prompt.cache), sequence.start), []).append(slot)
-        for (_, start), slots in alike.items():
-            prompt = self._sources[slots[0] - first]
-            self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens) - start, start=start)
-        still_ready = {id(start.prompt) for start in self._ready}
-        for prompt in self._sources:
-            if id(prompt) not in still_ready:
-                prompt.forget_cache()
-        self._sources.clear()
-        self._num_filled = len(self._running)
-
-    def _draw_next(self) -> None:
-        """One pass over the running sequences: each one's last token goes in, its next is drawn."""
-        slots = self._in_order()
-        sequences = [self._running[slot] for slot in slots]
-        step = Step(
-            self._cache,
-            [sequence.tokens[-1] for sequence in sequences],
-            [sequence.position for sequence in sequences],
-            [sequence.position - sequence.start for sequence in sequences],
-            self._parts(sequences),
-            self._prefixes.of([sequence.prefix for sequence in self._running], self._model.device),
-            None if slots == sorted(slots) else slots,
-        )
-        hidden_SE = decoded(self._model, step) if self._recorded is None else self._recorded(step)
-        self._extend(sequences, hidden_SE, step.parts)
-
-    def _in_order(self) -> list[int]:
-        """The slots, in the order in which a pass has their rows: rows of one adapter side by side, where a batched
-        product then need not gather them."""
-        owners, _ = one_row_each(self._running)
-        num_rows = set(Counter(map(id, owners)).values())
-        if self._records or not self._model.arithmetic.can_stack or None in owners or len(num_rows) > 1:
-            return list(range(len(owners)))
-        return self._stack.in_order(owners)
-
-    def _extend(self, sequences: list[Running], hidden_SE: torch.Tensor, parts: Parts) -> None:
-        """Draws a token for each sequence from its hidden state; removes those that end with it."""
-        head = self._model.head(parts)
-        params = [sequence.request.params for sequence in sequences]
-        column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=hidden_SE.device)  # noqa: E731
-        drawn = draw(
-            head.outputs(hidden_SE),
-            column([p.temperature for p in params], torch.float32),
-            column([p.top_k for p in params], torch.int64),
-            column([p.top_p for p in params], torch.float32),
-            column([sequence.uniform.random() for sequence in sequences], torch.float64),
-            head.logits_of,
-        )
-        failed: dict[int, Request] = {}
-        for sequence, token, logprob in zip(sequences, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), strict=True):
-            sequence.tokens.append(token)
-            sequence.logprobs.append(logprob)
-            if not math.isfinite(logprob):
-                failed[id(sequence.request)] = sequence.request
-        for request in failed.values():
-            self._fail(request)
-        self._leave([each for each in sequences if id(each.request) not in failed and each.ended()])
-
-    def _fail(self, request: Request) -> None:
-        """All samples of one whose logits are no numbers."""
-        self._finished.append(Finished(request.prompt.ticket, error=not_finite(request.prompt.weights)))
-        for start in [start for start in self._ready if start.request is request]:
-            self._ready.remove(start)
-        for start in [start for start in self._again.values() if start.request is request]:
-            del self._again[id(start.prompt)]
-            self._prompts.remove(start.prompt)
-        self._remove([sequence for sequence in self._running if sequence.request is request])
-
-    def _parts(self, sequences: list[Running]) -> Parts:
-        """Which row belongs to which adapter, when all running sequences have one."""
-        owners, singles = one_row_each(sequences)
-        if self._model.arithmetic.can_stack:
-            stacked = stacked_rows(owners, singles, self._model.device, self._stack)
-            if stacked is not None:
-                return [stacked]
-        return rows_by_owner(owners, singles, self._model.device)
-
-    def _leave(self, ended: list[Running]) -> None:
-        """Takes finished sequences out of the batch, with the answers of the requests of which they were the last."""
-        for sequence in ended:
-            request = sequence.request
-            request.done[sequence.index] = sequence.result()
-            if None not in request.done:
-                self._finished.append(request.answer())
-        self._remove(ended)
-
-    def _remove(self, sequences: list[Running]) -> None:
-        """Out of the batch."""
-        for sequence in sequences:
-            if sequence.prefix is not None:
-                self._prefixes.leave(sequence.prefix)
-        gone = set(map(id, sequences))
-        is_left = [id(sequence) not in gone for sequence in self._running]
-        num_left = sum(is_left)
-        holes = [slot for slot in range(num_left) if not is_left[slot]]
-        movers = [slot for slot in range(num_left, len(is_left)) if is_left[slot]]
-        for hole, slot in zip(holes, movers, strict=True):
-            moved = self._running[slot]
-            self._cache.copy_from(self._cache, slot, [hole], moved.position - moved.start)
-            self._running[hole] = moved
-        del self._running[num_left:]
-        self._num_filled, self._is_full = len(self._running), False
+def _returning(sequence: Running) -> Start:
+    """What a sequence goes on from that has no slot any more."""
+    known = sequence.request.prompt
+    prompt = Prompt(known.ticket, known.op, known.weights, [*known.tokens, *sequence.tokens], KVCache(0))
+    return Start(sequence.request, prompt, sequence)

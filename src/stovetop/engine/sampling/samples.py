@@ -1,6 +1,7 @@
 # pyright: basic
 """What the sampler works on: requests whose prompts are computed, their samples, and what samples start from."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,28 +12,49 @@ from stovetop.engine.kernels.kv_cache import BLOCK
 from stovetop.engine.kernels.packing import Segment
 from stovetop.engine.kernels.shared_prefix import Prefix
 from stovetop.engine.lora.weights import AdapterWeights
-from stovetop.engine.ops import Finished
-from stovetop.engine.sampling.prompts import Prompt
+from stovetop.engine.ops import ComputeLogprobs, Finished, Sample
+from stovetop.engine.sampling.prompt import Prompt, not_finite
 from stovetop.engine.sampling.stops import Stops
 from stovetop.types import SampledSequence, SampleResponse, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt that is computed, and its samples."""
+    """A prompt, and its samples: none where its logprobs alone are asked for."""
 
     prompt: Prompt
     params: SamplingParams
-    stops: Stops
     done: list[SampledSequence | None]
+    is_computed: bool = False  # the prompt was, once, and samples can begin
+    stops: Stops = field(default_factory=lambda: Stops(frozenset()))  # known from then on
+    begun: "dict[int, Running]" = field(default_factory=dict)  # samples that have not ended, by index
     num_started: int = 0
+    is_last_try: bool = False  # it did not fit into memory when it was alone, beside what others had left there
+
+    @staticmethod
+    def of(prompt: Prompt) -> "Request":
+        match prompt.op:
+            case Sample(num_samples=num_samples, params=params):
+                return Request(prompt, params, [None] * num_samples)
+            case ComputeLogprobs():
+                return Request(prompt, SamplingParams(), [])
 
     @property
     def num_left(self) -> int:
         return len(self.done) - self.num_started
 
+    @property
+    def is_complete(self) -> bool:
+        return self.is_computed and None not in self.done
+
+    def stream(self, index: int) -> np.random.Generator:
+        """The random numbers of one sample."""
+        return np.random.default_rng([self.params.seed or 0, index])
+
     def answer(self) -> Finished:
         prompt = self.prompt
+        if isinstance(prompt.op, ComputeLogprobs):
+            return Finished(prompt.ticket, prompt.logprobs)
         sequences = [sequence for sequence in self.done if sequence is not None]
         response = unchecked(
             SampleResponse,
@@ -51,10 +73,17 @@ class Running:
     request: Request
     index: int  # among the samples of its request
     number: int  # counts all that ever began, upwards
-    uniform: np.random.Generator
+    stream: np.random.Generator
     prefix: Prefix | None  # what the slot does not hold, for it is shared
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    uniform: float | None = None  # the random number of the next token, from when it is first asked for
+
+    def next_uniform(self) -> float:
+        """The same until a token is drawn with it, however often that is tried."""
+        if self.uniform is None:
+            self.uniform = self.stream.random()
+        return self.uniform
 
     @property
     def start(self) -> int:
@@ -78,6 +107,9 @@ class Running:
         return min(self.num_places + 1 + BLOCK, most)
 
     def ended(self) -> bool:
+        """Whether the token drawn last ends it. Raises InvalidRequest where that came from no finite logits."""
+        if not math.isfinite(self.logprobs[-1]):
+            raise not_finite(self.request.prompt.weights)
         return len(self.tokens) == self.request.params.max_tokens or self.request.stops.hit(self.tokens)
 
     def result(self) -> SampledSequence:

@@ -1,0 +1,229 @@
+# pyright: basic
+"""The running batch: sequences in the first slots of a cache, so that the pass over them reads a view. A slot that ends
+is filled with the last one. Samples of one prompt share what is cached of it (`shared_prefix.py`).
+
+A pass draws a token for each of its sequences, or none for any: what a pass writes into the cache, it writes again when
+it is tried again, and random numbers are remembered until they are used.
+
+Shapes: `S` running sequences, `E` hidden size.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stovetop.engine.kernels.kv_cache import KVCache
+from stovetop.engine.kernels.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
+from stovetop.engine.lora.routing import Parts, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.machine import available_bytes
+from stovetop.engine.model.base_model import BaseModel
+from stovetop.engine.model.decoding import Step, decoded
+from stovetop.engine.sampling.containment import Failed, in_halves
+from stovetop.engine.sampling.drawing import draw
+from stovetop.engine.sampling.kv_memory import Size
+from stovetop.engine.sampling.prompt import Prompt
+from stovetop.engine.sampling.samples import Running, Start, one_row_each
+
+KEPT_SHARE = 0.2  # of the available memory, that an idle cache may have besides
+
+
+class RecordedDecoding(Protocol):
+    """Does what `decoding.decoded` does, by repeating recorded passes: `untried/captured.py` has one."""
+
+    works: bool  # False: a pass could not be recorded, so every pass is an ordinary one
+
+    def __call__(self, step: Step) -> Tensor: ...
+
+
+RecordDecoding = Callable[[BaseModel], RecordedDecoding | None]  # None where passes of a model cannot be recorded
+
+
+class Batch:
+    def __init__(
+        self,
+        model: BaseModel,
+        stack: Stack,
+        cache: KVCache,
+        prefixes: SharedPrefixes,
+        recorded: RecordedDecoding | None,
+    ) -> None:
+        self._model = model
+        self._stack = stack
+        self._cache = cache
+        self._prefixes = prefixes
+        self._recorded = recorded
+        self.running: list[Running] = []  # in the order of their slots
+        self.sources: list[Start] = []  # which the slots of the last of them are to be filled from
+        self._num_filled = 0  # of the running, whose slots have what is computed of them
+
+    @property
+    def records(self) -> bool:
+        return self._recorded is not None and self._recorded.works
+
+    @property
+    def in_use(self) -> Size:
+        filled = self.running[: self._num_filled]
+        return Size(len(filled), max((sequence.num_places for sequence in filled), default=0))
+
+    @property
+    def longest_grown(self) -> int:
+        """Of the slots, with a block more for each."""
+        return max((sequence.grown for sequence in self.running), default=0)
+
+    def shared(self, start: Start, num_together: int) -> tuple[Prefix | None, int]:
+        """What a sample can share of its prompt, from whose cache so many go on, and how much: a prefix that is there,
+        or None and a length for one that is worth it, or None and 0."""
+        if start.returning is not None:
+            prefix = start.returning.prefix
+            return (prefix, prefix.length) if prefix is not None and self._prefixes.has(prefix) else (None, 0)
+        length, prefix = self._num_shared(start.prompt), self._prefixes.find(start.prompt.cache)
+        is_alone = num_together <= 1 and prefix is None
+        if length == 0 or is_alone or not self._prefixes.would_balance(prefix):
+            return None, 0
+        return prefix, length
+
+    def _num_shared(self, prompt: Prompt) -> int:
+        """How much of a prompt its samples can share: as much as attention reads in whole blocks."""
+        if self.records or not self._model.attends_plainly:  # a recorded pass has slots only
+            return 0
+        length = len(prompt.tokens) - len(prompt.tokens) % self._model.arithmetic.key_multiple
+        return length if length >= MIN_PREFIX_TOKENS else 0
+
+    def join(self, sequence: Running, start: Start) -> None:
+        """It has a slot from now on; what it goes on from is in it after `fill_slots`."""
+        self.running.append(sequence)
+        self.sources.append(start)
+
+    def fill_slots(self, first: int) -> list[Tensor]:
+        """What is computed of the prompts of those from slot `first` on, and not shared, goes into their slots. Returns
+        the hidden state (E) that the next token of each is drawn from."""
+        alike: dict[tuple[int, int], list[int]] = {}
+        for slot, start in enumerate(self.sources, start=first):
+            if start.prompt.cache.num_slots > 0:  # otherwise it became the slot
+                alike.setdefault((id(start.prompt.cache), self.running[slot].start), []).append(slot)
+        for (_, position), slots in alike.items():
+            prompt = self.sources[slots[0] - first].prompt
+            self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens) - position, start=position)
+        last_hidden = [start.prompt.last_hidden_E for start in self.sources]
+        self.sources.clear()
+        self._num_filled = len(self.running)
+        return [hidden_E for hidden_E in last_hidden if hidden_E is not None]
+
+    def remove(self, sequences: Sequence[Running]) -> None:
+        """Out of the batch."""
+        for sequence in sequences:
+            if sequence.prefix is not None:
+                self._prefixes.leave(sequence.prefix)
+        gone = set(map(id, sequences))
+        is_left = [id(sequence) not in gone for sequence in self.running]
+        num_left = sum(is_left)
+        holes = [slot for slot in range(num_left) if not is_left[slot]]
+        movers = [slot for slot in range(num_left, len(is_left)) if is_left[slot]]
+        for hole, slot in zip(holes, movers, strict=True):
+            moved = self.running[slot]
+            self._cache.copy_from(self._cache, slot, [hole], moved.position - moved.start)
+            self.running[hole] = moved
+        del self.running[num_left:]
+        self._num_filled = len(self.running)
+
+    def rest(self) -> None:
+        """Frees the memory that nothing runs in: not for recordings, which would be lost with what they read, if it
+        leaves the others room."""
+        if self.records and self._cache.num_bytes <= KEPT_SHARE * available_bytes(self._model.device):
+            return
+        if not self.running:
+            self._cache.clear()
+            self._stack.clear()
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self.running.clear()
+        self.sources.clear()
+        self._num_filled = 0
+        self._cache.clear()
+        self._prefixes.clear()
+        self._stack.clear()
+
+    # ---- passes ------------------------------------------------------------------------------------------------------
+
+    def draw_next(self) -> list[Failed[Running]]:
+        """One pass over the running sequences: each one's last token goes in, its next is drawn. Returns those for
+        which that failed, and none was."""
+        failed = in_halves(range(len(self.running)), self._decode)
+        return [Failed(self.running[one.item], one.error) for one in failed]
+
+    def draw_first(self, first: int, hidden: Sequence[Tensor]) -> list[Failed[Running]]:
+        """The same for those that have joined, from slot `first` on, and whose hidden states are known."""
+
+        def draw_some(newcomers: Sequence[tuple[Running, Tensor]]) -> None:
+            sequences = [sequence for sequence, _ in newcomers]
+            # not the stack: it is that of all running sequences, and would take the newcomers for all
+            parts = rows_by_owner(*one_row_each(sequences), self._model.device)
+            self._draw(sequences, torch.stack([hidden_E for _, hidden_E in newcomers]), parts)
+
+        failed = in_halves(list(zip(self.running[first:], hidden, strict=True)), draw_some)
+        return [Failed(one.item[0], one.error) for one in failed]
+
+    def _decode(self, slots: Sequence[int]) -> None:
+        """A pass over neighbouring slots: a part of the batch does without the stack and without recordings."""
+        is_whole = len(slots) == len(self.running)
+        order = self._in_order() if is_whole else list(slots)
+        sequences, first = [self.running[slot] for slot in order], slots[0]
+        try:
+            parts = self._parts(sequences) if is_whole else rows_by_owner(*one_row_each(sequences), self._model.device)
+            step = Step(
+                self._cache,
+                [sequence.tokens[-1] for sequence in sequences],
+                [sequence.position for sequence in sequences],
+                [sequence.position - sequence.start for sequence in sequences],
+                parts,
+                self._prefixes.of([self.running[slot].prefix for slot in slots], self._model.device),
+                None if order == list(slots) else [slot - first for slot in order],
+                first,
+            )
+            recorded = self._recorded if is_whole else None
+            hidden_SE = decoded(self._model, step) if recorded is None else recorded(step)
+            self._draw(sequences, hidden_SE, parts)
+        except BaseException:
+            self._stack.clear()  # which may be half filled
+            raise
+
+    def _draw(self, sequences: Sequence[Running], hidden_SE: Tensor, parts: Parts) -> None:
+        """A token for each sequence from its hidden state."""
+        head = self._model.head(parts)
+        params = [sequence.request.params for sequence in sequences]
+        column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=hidden_SE.device)  # noqa: E731
+        drawn = draw(
+            head.outputs(hidden_SE),
+            column([p.temperature for p in params], torch.float32),
+            column([p.top_k for p in params], torch.int64),
+            column([p.top_p for p in params], torch.float32),
+            column([sequence.next_uniform() for sequence in sequences], torch.float64),
+            head.logits_of,
+        )
+        found = list(zip(sequences, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), strict=True))
+        for sequence, token, logprob in found:  # nothing here can fail
+            sequence.tokens.append(token)
+            sequence.logprobs.append(logprob)
+            sequence.uniform = None
+
+    def _in_order(self) -> list[int]:
+        """The slots, in the order in which a pass has their rows: rows of one adapter side by side, where a batched
+        product then need not gather them."""
+        owners, _ = one_row_each(self.running)
+        num_rows = set(Counter(map(id, owners)).values())
+        if self.records or not self._model.arithmetic.can_stack or None in owners or len(num_rows) > 1:
+            return list(range(len(owners)))
+        return self._stack.in_order(owners)
+
+    def _parts(self, sequences: Sequence[Running]) -> Parts:
+        """Which row belongs to which adapter, when all running sequences have one."""
+        owners, singles = one_row_each(sequences)
+        if self._model.arithmetic.can_stack:
+            stacked = stacked_rows(owners, singles, self._model.device, self._stack)
+            if stacked is not None:
+                return [stacked]
+        return rows_by_owner(owners, singles, self._model.device)

@@ -1,0 +1,78 @@
+# pyright: basic
+"""A prompt on its way into the batch: its tokens, its keys and values, and what is known of it so far."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
+from stovetop.engine.lora.weights import AdapterWeights
+from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
+from stovetop.errors import InvalidRequest
+
+PromptKey = tuple[int, bytes]  # equal for prompts of the same weights and the same tokens
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    ticket: Ticket
+    op: Sample | ComputeLogprobs
+    weights: AdapterWeights | None  # None: the base model as it is
+    tokens: list[int]
+    cache: KVCache  # of one slot
+    is_again: bool = False  # it was computed before: its logprobs are known, and there is no use in keeping it
+    num_computed: int = 0
+    num_reused: int = 0  # of these, taken over from an earlier prompt
+    last_hidden_E: Tensor | None = None  # of the last token, once it is computed
+    logprobs: list[float | None] = field(default_factory=lambda: [None])
+    top_logprobs: list[list[tuple[int, float]] | None] = field(default_factory=lambda: [None])
+    turn: int = 0  # prompts have their turns in the order of these
+    key: PromptKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = (id(self.weights), np.asarray(self.tokens, dtype=np.int64).tobytes())
+
+    @property
+    def is_computed(self) -> bool:
+        return self.num_computed == len(self.tokens)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return isinstance(self.op, ComputeLogprobs) or self.op.include_prompt_logprobs
+
+    @property
+    def is_computed_whole(self) -> bool:
+        """Nothing is taken over from others, for logprobs of all its tokens are asked for."""
+        return not self.is_again and (self.wants_logprobs or self.num_top > 0)
+
+    @property
+    def num_top(self) -> int:
+        return self.op.topk_prompt_logprobs if isinstance(self.op, Sample) else 0
+
+    def check_finite(self) -> None:
+        """Of the logprobs that are asked for."""
+        top = [logprob for row in self.top_logprobs[1:] for _, logprob in row or ()]
+        if not all(logprob is None or math.isfinite(logprob) for logprob in (*self.logprobs, *top)):
+            raise not_finite(self.weights)
+
+    def forget_cache(self) -> None:
+        """All its samples have begun, and have copied what they need."""
+        self.cache = KVCache(0)
+
+    def start_over(self, num_layers: int) -> None:
+        """Its memory is freed, and it is computed again from its first token."""
+        self.cache, self.last_hidden_E, self.num_computed = KVCache(num_layers), None, 0
+        if not self.is_again:
+            self.num_reused, self.logprobs, self.top_logprobs = 0, [None], [None]
+
+    @property
+    def num_positions(self) -> int:
+        """That its cache takes."""
+        return rounded_up(len(self.tokens))
+
+
+def not_finite(weights: AdapterWeights | None) -> InvalidRequest:
+    whose = "the base model" if weights is None else "this adapter, which has diverged; go back to an earlier state"
+    return InvalidRequest(f"the logits are not finite numbers with {whose}")
