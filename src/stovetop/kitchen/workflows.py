@@ -2,6 +2,7 @@
 
 from stovetop.kitchen.nodes import Loop, Station, When
 from stovetop.kitchen.stages.evaluation import evaluate, evaluate_at_end, evaluates, evaluates_at_end
+from stovetop.kitchen.stages.policies import freeze_policy, initial_policies
 from stovetop.kitchen.stages.preference import (
     await_dpo,
     build_preference_dataset,
@@ -13,6 +14,21 @@ from stovetop.kitchen.stages.preference import (
     log_dpo_metrics,
     make_preference_loss,
 )
+from stovetop.kitchen.stages.rl import (
+    assemble_rl_batch,
+    batch_problems,
+    build_env_group,
+    compute_advantages,
+    do_rollout,
+    limit_prompts,
+    load_problems,
+    log_rl_metrics,
+    make_policy_loss,
+    make_rl_evaluators,
+    ppo_update,
+    train_step,
+)
+from stovetop.kitchen.stages.rl import evaluates_at_end as rl_evaluates_at_end
 from stovetop.kitchen.stages.session import (
     choose_adapter,
     init_renderer,
@@ -122,6 +138,47 @@ PREFERENCE = Workflow(
 )
 
 
+# Problems in, a model that solves more of them out. `recipes/rl_loop.py` shows the same as one flat loop, on-policy.
+# The config field `max_steps_off_policy` says how many steps sampling may be ahead of training.
+REINFORCEMENT = Workflow(
+    "reinforcement",
+    load_problems,
+    choose_adapter,
+    init_session,
+    init_renderer,
+    limit_prompts,
+    build_env_group,
+    batch_problems,
+    make_rl_evaluators,
+    plan_steps,
+    make_optimizer,
+    make_policy_loss,
+    initial_policies,
+    Loop(
+        "positions",
+        Station(do_rollout, compute_advantages, assemble_rl_batch, together=True),
+        Station(
+            When(evaluates, evaluate),
+            schedule,
+            train_step,
+            When(saves, save_checkpoint),
+            freeze_policy,
+            log_rl_metrics,
+            log_step,
+            When(ends_epoch, log_epoch_metrics),
+            When(saves, record_checkpoint),
+        ),
+        depth="max_steps_off_policy",
+        carry={"policy": "policies"},
+    ),
+    When(rl_evaluates_at_end, evaluate_at_end),
+    When(is_unfinished, save_final_weights, register_model),
+)
+
+# Proximal policy optimization: several updates on each batch.
+PPO = REINFORCEMENT.replace("train_step", ppo_update)
+
+
 def list_workflows() -> dict[str, Workflow]:
     """All of them, by name."""
-    return {workflow.name: workflow for workflow in (SUPERVISED, PREFERENCE)}
+    return {workflow.name: workflow for workflow in (SUPERVISED, PREFERENCE, REINFORCEMENT)}

@@ -1,7 +1,7 @@
 """Configs of the workflows, as recipes have them, and data to run them on."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stovetop.kitchen import RunConfig
@@ -64,6 +64,45 @@ class PreferenceConfig(RunConfig):
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
     save_every: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLConfig(RunConfig):
+    """Every field that a stage of REINFORCEMENT reads, but for those of its variants."""
+
+    dataset: str
+    test_dataset: str | None = None
+    test_size: int = 3
+    model_name: str = "any/model"
+    load_checkpoint_path: str | None = None
+    renderer_name: str | None = None
+    groups_per_batch: int = 3
+    group_size: int = 6
+    max_tokens: int = 3
+    temperature: float = 0.7
+    learning_rate: float = 0.5
+    lr_schedule: LRSchedule = "constant"
+    warmup_steps: int = 0
+    num_epochs: int = 2
+    max_steps: int | None = None
+    max_steps_off_policy: int = 0
+    loss_fn: str = "importance_sampling"
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])
+    remove_constant_reward_groups: bool = False
+    lora_rank: int = 4
+    train_unembed: bool = True
+    seed: int = 0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    eval_every: int = 2
+    save_every: int = 2
+
+
+def write_problems(file: Path) -> str:
+    """The answers are one letter, so that a bigram model finds them now and then and can learn them."""
+    file.write_text("".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(12)))
+    return str(file)
 
 
 ANSWERS = ["yes", "sure", "of course", "gladly", "why not", "here you are", "with pleasure", "as you like", "indeed"]

@@ -1,0 +1,215 @@
+"""REINFORCEMENT as a whole, on the recording backend: on-policy it is the flat loop, ahead of training its lag is
+exact, and a run that is stopped and resumed is the run that would have been, however far it was ahead."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kitchen.stages.configs import RLConfig, write_problems
+from kitchen.test_supervised import checkpoints, rows, weights
+from stovetop.backends import recording
+from stovetop.backends.opened_base import Call
+from stovetop.checkpoints import Start, load_checkpoints_file
+from stovetop.client import ServiceClient, TrainingClient
+from stovetop.errors import StageFailed
+from stovetop.kitchen import Positions, Row, stage
+from stovetop.kitchen.stages.policies import Policy
+from stovetop.kitchen.workflow import Workflow
+from stovetop.kitchen.workflows import PPO, REINFORCEMENT
+from stovetop.recipes import rl_loop
+from stovetop.runs import Run, load, open_run
+
+NUM_STEPS = 6  # of two epochs: nine problems to train on, three a step
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RLConfig:
+    return RLConfig(dataset=write_problems(tmp_path / "problems.jsonl"), log_path=str(tmp_path / "run"))
+
+
+async def train(config: RLConfig, workflow: Workflow = REINFORCEMENT) -> Sequence[Call]:
+    with (
+        recording.open_service(config.log_path) as service,
+        open_run(config.log_path, config, console=False) as run,
+    ):
+        await workflow.run(config, service=service, run=run)
+        return service.calls
+
+
+def test_on_policy_it_is_the_flat_loop_in_every_metric_and_to_the_bit(config: RLConfig) -> None:
+    config = replace(config, remove_constant_reward_groups=True)
+    asyncio.run(train(config))
+    fields = {name: value for name, value in asdict(config).items() if name != "max_steps_off_policy"}
+    flat = rl_loop.Config(**{**fields, "log_path": f"{config.log_path}-flat"})
+    with recording.open_service(flat.log_path) as service:
+        asyncio.run(rl_loop.train(flat, service))
+    flat_rows = rows(flat.log_path)
+    shared = [
+        {name: value for name, value in row.items() if name in of_flat}
+        for row, of_flat in zip(rows(config.log_path), flat_rows, strict=True)
+    ]
+    assert shared == flat_rows
+    assert weights(config.log_path) == weights(flat.log_path)
+    assert checkpoints(config.log_path) == checkpoints(flat.log_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RLConfig]:
+    """Runs that nothing stopped, by how many steps sampling is ahead."""
+    configs: dict[int, RLConfig] = {}
+    for depth in (0, 1, 3):
+        folder = tmp_path_factory.mktemp(f"whole{depth}")
+        dataset = write_problems(folder / "problems.jsonl")
+        configs[depth] = RLConfig(dataset=dataset, log_path=str(folder / "run"), max_steps_off_policy=depth)
+        asyncio.run(train(configs[depth]))
+    return configs
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_the_lag_is_exact(whole: dict[int, RLConfig], depth: int) -> None:
+    found = [row["lag"] for row in rows(whole[depth].log_path)[:-1]]  # the last one is the evaluation
+    assert found == [min(step, depth) for step in range(NUM_STEPS)]
+    records = load_checkpoints_file(whole[depth].log_path)
+    assert [record.batch for record in records] == [2, 4, 6]
+    assert {len(record.policy_paths) for record in records} == {depth + 1 if depth else 0}
+    named = [Path(path).name for path in records[1].policy_paths]
+    assert named == [f"policy-{max(0, 4 - depth + ahead):06d}" for ahead in range(depth + 1)][: len(named)]
+
+
+def stopping_at(at: int):
+    @stage
+    def stops(step: int = at) -> None:
+        if step == at:
+            raise ValueError("stopped")
+
+    return stops
+
+
+@pytest.mark.parametrize(
+    ("depth", "boundary", "at"),
+    [
+        (0, "train_step", 3), (0, "record_checkpoint", 4),
+        (1, "do_rollout", 4), (1, "freeze_policy", 5), (1, "log_step", 3), (1, "evaluate_at_end", 0),
+        (3, "train_step", 3), (3, "record_checkpoint", 4),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_stopped_anywhere_and_resumed_is_the_run_that_would_have_been(
+    config: RLConfig, whole: dict[int, RLConfig], depth: int, boundary: str, at: int
+) -> None:
+    config = replace(config, max_steps_off_policy=depth)
+    with pytest.raises(StageFailed, match="stage 'stops'"):
+        asyncio.run(train(config, REINFORCEMENT.insert_after(boundary, stopping_at(at))))
+    asyncio.run(train(config))
+    assert rows(config.log_path) == rows(whole[depth].log_path)
+    assert weights(config.log_path) == weights(whole[depth].log_path)
+    assert checkpoints(config.log_path) == checkpoints(whole[depth].log_path)
+    events = Counter((event.name, event.step) for event in load(config.log_path).events if event.step is not None)
+    assert all(events[("rl.step", step)] == 1 for step in range(NUM_STEPS))
+
+
+def test_a_resumed_run_that_begins_with_the_weights_of_its_checkpoint_alone_learns_something_else(
+    config: RLConfig, whole: dict[int, RLConfig]
+) -> None:
+    """What the policies in a checkpoint's row are for."""
+
+    @stage(writes="policies")
+    async def forget(training_client: TrainingClient, start: Start) -> list[Policy]:
+        return [Policy(await training_client.save_weights_and_get_sampling_client(), start.batch, None)]
+
+    config = replace(config, max_steps_off_policy=1)
+    with pytest.raises(StageFailed, match="stage 'stops'"):
+        asyncio.run(train(config, REINFORCEMENT.insert_after("log_step", stopping_at(3))))
+    wrong = REINFORCEMENT.replace("initial_policies", forget).remove("record_checkpoint").remove("save_final_weights")
+    asyncio.run(train(config, wrong))
+    assert rows(config.log_path) != rows(whole[1].log_path)
+
+
+def test_a_run_that_is_made_longer_is_the_run_that_was_longer_from_the_start(
+    config: RLConfig, whole: dict[int, RLConfig]
+) -> None:
+    config = replace(config, max_steps_off_policy=3, max_steps=3)
+    asyncio.run(train(config))
+    with (
+        recording.open_service(config.log_path) as service,
+        open_run(config.log_path, replace(config, max_steps=None), console=False, allow_config_changes=True) as run,
+    ):
+        asyncio.run(REINFORCEMENT.run(replace(config, max_steps=None), service=service, run=run))
+    changing = ("progress", "test/", "time/")
+    trained = [
+        [{name: value for name, value in row.items() if not name.startswith(changing)} for row in rows(path)[:-1]]
+        for path in (config.log_path, whole[3].log_path)
+    ]
+    assert trained[0] == trained[1]
+    assert weights(config.log_path) == weights(whole[3].log_path)
+
+
+def test_every_event_is_emitted_as_often_as_it_happens(whole: dict[int, RLConfig]) -> None:
+    events = load(whole[1].log_path).events
+    counted = Counter(event.name for event in events)
+    set_up, after = 12, 3
+    runs_of_stages = set_up + NUM_STEPS * (3 + 5) + 3 + 2 + 2 + 2 + after  # evaluate, save, record, log_epoch
+    assert counted == {
+        "run.start": 1, "run.config": 1, "run.stop": 1, "workflow.start": 1, "workflow.stop": 1, "dataset.load": 1,
+        "rl.env_group_built": 1, "stage.start": runs_of_stages, "stage.stop": runs_of_stages, "rl.step": NUM_STEPS,
+        "training.epoch": 2, "training.checkpoint": 3, "eval.complete": 4, "model.registered": 1,
+    }  # fmt: skip
+    fields = {"reward_mean", "reward_std", "policy_loss", "kl_div", "entropy", "clip_fraction"}
+    assert all(set(event.values) == fields for event in events if event.name == "rl.step")
+
+
+def test_a_run_may_move_while_it_is_ahead(config: RLConfig, whole: dict[int, RLConfig]) -> None:
+    config = replace(config, max_steps_off_policy=3)
+    with pytest.raises(StageFailed, match="stage 'stops'"):
+        asyncio.run(train(config, REINFORCEMENT.insert_after("log_step", stopping_at(5))))
+    moved = replace(config, log_path=f"{config.log_path}-moved")
+    Path(config.log_path).rename(moved.log_path)
+    asyncio.run(train(moved))
+    assert rows(moved.log_path) == rows(whole[3].log_path)
+
+
+# ---- edits -----------------------------------------------------------------------------------------------------------
+
+
+def test_ppo_is_an_edit_with_several_updates_a_step(config: RLConfig) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class PPOConfig(RLConfig):
+        ppo_epochs: int = 4
+
+    calls = asyncio.run(train(PPOConfig(**asdict(config)), PPO))
+    assert [call.verb for call in calls].count("optim_step") == 4 * NUM_STEPS
+    assert [row["optim/num_updates"] for row in rows(config.log_path)[:-1]] == [4] * NUM_STEPS
+    assert all(row["lag"] == 0 for row in rows(config.log_path)[:-1])
+
+
+def test_a_field_that_only_a_variant_reads_is_refused_by_the_others(config: RLConfig) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class PPOConfig(RLConfig):
+        ppo_epochs: int = 4
+
+    ports = {"service": ServiceClient, "run": Run}
+    checked = REINFORCEMENT.check(PPOConfig(**asdict(config), ppo_epochs=2), ports)
+    assert checked.problems == ("config field 'ppo_epochs' is set to 2, and no stage reads it",)
+    assert REINFORCEMENT.check(config, ports).unread == ()
+
+
+def test_the_worst_mistake_is_refused_before_anything_runs(config: RLConfig) -> None:
+    @stage
+    async def peek(training_client: TrainingClient) -> None: ...
+
+    ports = {"service": ServiceClient, "run": Run}
+    together, two = REINFORCEMENT.insert_before("compute_advantages", peek).check(config, ports).problems
+    assert together.startswith("stage 'peek' uses the training client in a station that serves items together")
+    assert two.startswith("stages 'peek' and 'evaluate' use the training client in two stations")
+
+
+def test_a_stage_of_ones_own_adds_to_the_row(config: RLConfig) -> None:
+    @stage
+    def count(positions: Positions, row: Row) -> None:
+        row.add({"mine/steps_left": positions.num_steps - row.step})
+
+    asyncio.run(train(config, REINFORCEMENT.insert_before("log_step", count)))
+    assert [row["mine/steps_left"] for row in rows(config.log_path)[:-1]] == [6, 5, 4, 3, 2, 1]
