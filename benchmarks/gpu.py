@@ -211,7 +211,7 @@ def do(engine: Engine, operations: Sequence[ops.Op]) -> list[Any]:
     return [ended[ticket.number].result for ticket in tickets]
 
 
-def sampling(prompts: list[list[int]], new_tokens: int, weights: ops.Weights | None = None) -> list[ops.Op]:
+def sampling(prompts: list[list[int]], new_tokens: int, weights: ops.WeightsId | None = None) -> list[ops.Op]:
     return [
         ops.Sample(
             weights,
@@ -236,7 +236,8 @@ def ours(name: str, plan: Plan, ceilings: Ceilings, attempt: Attempt, lines: dic
     kernel = by_ragged_kernel if plan.untried else None
     base = adopt(model, name, fingerprint=name, device=plan.device, pack_kernel=kernel)
     engine = Engine(base, record_decoding=on_cuda if plan.untried else None)
-    [adapter] = do(engine, [ops.CreateAdapter(LoraConfig(rank=RANK, seed=0, train_unembed=False))])
+    adapter = ops.AdapterId("adapter")
+    do(engine, [ops.CreateAdapter(adapter, LoraConfig(rank=RANK, seed=0, train_unembed=False))])
     item = plan.dtype.itemsize
 
     def train(context: int) -> None:
@@ -265,7 +266,8 @@ def ours(name: str, plan: Plan, ceilings: Ceilings, attempt: Attempt, lines: dic
         lines["prefill"].ours = batch * plan.prompt_tokens / first
 
     def gap() -> None:
-        [weights] = do(engine, [ops.Freeze(adapter)])
+        weights = ops.WeightsId("frozen")
+        do(engine, [ops.Freeze(adapter, weights)])
         prompts = random_tokens(config, (8, plan.prompt_tokens), 4)
         responses = do(engine, sampling(prompts, plan.new_tokens, weights))
         sequences: list[SampledSequence] = [response.sequences[0] for response in responses]

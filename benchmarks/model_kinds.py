@@ -79,13 +79,17 @@ def run(engine: Engine, op: ops.Op) -> Any:
     raise AssertionError("the engine lost a ticket")
 
 
+ADAPTER = ops.AdapterId("adapter")
+
+
 def new_adapter(engine: Engine) -> tuple[Adapter, str]:
-    """One that trains all that can be trained, and what that is. Its B is zero, so it changes nothing."""
+    """`ADAPTER`, which trains all that can be trained, and what that is. Its B is zero, so it changes nothing."""
     wanted = {"attn": True, "mlp": True, "unembed": True}
     while True:
         try:
             config = LoraConfig(rank=2, seed=0, **{f"train_{part}": on for part, on in wanted.items()})
-            return run(engine, ops.CreateAdapter(config)), ", ".join(part for part, on in wanted.items() if on)
+            run(engine, ops.CreateAdapter(ADAPTER, config))
+            return engine.adapters.by_id[ADAPTER], ", ".join(part for part, on in wanted.items() if on)
         except InvalidRequest as error:
             part = str(error).partition("train_")[2].partition("=")[0]
             if not wanted.get(part):
@@ -93,9 +97,7 @@ def new_adapter(engine: Engine) -> tuple[Adapter, str]:
             wanted[part] = False
 
 
-def trained(
-    engine: Engine, adapter: Adapter, sequences: list[list[int]], *, backward: bool = False
-) -> list[list[float]]:
+def trained(engine: Engine, sequences: list[list[int]], *, backward: bool = False) -> list[list[float]]:
     """The trainer's logprobs, all sequences in one pass."""
     data = [
         Datum(
@@ -104,7 +106,7 @@ def trained(
         )
         for sequence in sequences
     ]
-    op = (ops.ForwardBackward if backward else ops.Forward)(adapter, data, CrossEntropy())
+    op = (ops.ForwardBackward if backward else ops.Forward)(ADAPTER, data, CrossEntropy())
     return [list(output["logprobs"].data) for output in run(engine, op).loss_fn_outputs]
 
 
@@ -141,14 +143,14 @@ def judge(kind: Kind) -> Verdict:
     context = base.limits.context_length
     sequences = [tokens(min(length, context), length) for length in LENGTHS]
     library = made(kind)
-    packed = worst(trained(engine, adapter, sequences), [by_library(library, sequence) for sequence in sequences])
+    packed = worst(trained(engine, sequences), [by_library(library, sequence) for sequence in sequences])
     prompt = tokens(min(30, context - 16), 7)
     response = run(
         engine,
         ops.Sample(None, ModelInput.from_ints(prompt), 2, SamplingParams(max_tokens=12, seed=1, stop=[]), False, 0),
     )
     answers = [(answer.tokens, list(answer.logprobs or ())) for answer in response.sequences]
-    again = trained(engine, adapter, [[*prompt, *drawn] for drawn, _ in answers], backward=True)
+    again = trained(engine, [[*prompt, *drawn] for drawn, _ in answers], backward=True)
     gap = worst([logprobs for _, logprobs in answers], [own[len(prompt) - 1 :] for own in again])
     still = [
         name for name, gradient in adapter.gradients.items() if name.endswith(".B") and not gradient.abs().max() > 0

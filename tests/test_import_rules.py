@@ -48,6 +48,7 @@ ORDER = [unit for line in LINES for unit in line]
 # Within the engine, likewise; but what is on one line of this table imports nothing of that line.
 ENGINE_LINES = [
     ["engine"],
+    ["adapters"],
     ["scheduler", "residency", "untried"],
     ["training", "sampling"],
     ["model"],

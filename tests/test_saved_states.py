@@ -55,7 +55,7 @@ def logprobs(model: torch.nn.Module) -> list[float]:
 def test_an_adapter_of_peft_gives_our_engine_pefts_logprobs(changes: dict[str, Any], tmp_path: Path) -> None:
     path = saved(tmp_path / "theirs", **changes)
     engine = tiny.engine()
-    adapter = tiny.run(engine, ops.LoadAdapter(path, with_optimizer=False))
+    adapter = tiny.load(engine, path, with_optimizer=False)
     output = tiny.run(engine, ops.Forward(adapter, [tiny.datum(TOKENS)], CrossEntropy()))
     expected = logprobs(peft_model(**changes))
     assert output.loss_fn_outputs[0]["logprobs"].data == pytest.approx(expected, abs=1e-5)
@@ -118,7 +118,8 @@ def damaged(folder: Path, name: str, value: float, *, row: int = 0) -> Path:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused_by_the_factor_that_has_them(tmp_path: Path, value: float) -> None:
     path = damaged(saved(tmp_path / "theirs"), peft_name("model.layers.1.self_attn.v_proj", "B"), value)
-    for op in (ops.LoadAdapter(path, with_optimizer=False), ops.LoadWeights(path)):
+    name = ops.AdapterId("a")
+    for op in (ops.LoadAdapter(name, path, with_optimizer=False), ops.LoadWeights(ops.WeightsId("w"), path)):
         with pytest.raises(CheckpointError, match=r"NaN or infinity in model\.layers\.1\.self_attn\.v_proj\.B"):
             tiny.run(tiny.engine(), op)
 
@@ -178,10 +179,10 @@ def test_an_adapter_of_another_model_is_refused_by_the_linear_that_does_not_fit(
     other = peft.LoraConfig(r=4, target_modules=["q_proj"])
     peft.get_peft_model(tiny.llama(hidden_size=32, head_dim=16), other).save_pretrained(tmp_path / "narrow")
     with pytest.raises(CheckpointError, match=r"layers.0.self_attn.q_proj.A is \(4, 32\).*needs \(4, 64\)"):
-        tiny.run(tiny.engine(), ops.LoadAdapter(tmp_path / "narrow", with_optimizer=False))
+        tiny.load(tiny.engine(), tmp_path / "narrow", with_optimizer=False)
     peft.get_peft_model(tiny.llama(num_hidden_layers=3), other).save_pretrained(tmp_path / "deep")
     with pytest.raises(CheckpointError, match=r"no linear 'model.layers.2.self_attn.q_proj'"):
-        tiny.run(tiny.engine(), ops.LoadAdapter(tmp_path / "deep", with_optimizer=False))
+        tiny.load(tiny.engine(), tmp_path / "deep", with_optimizer=False)
 
 
 def test_a_damaged_file_is_torn(tmp_path: Path) -> None:

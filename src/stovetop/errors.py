@@ -7,6 +7,8 @@ StovetopError
 │   ├── ServiceClosed     a call of a client whose service was closed, or of a closed pool of worker processes
 │   └── NothingToTrain    an example none of whose tokens would be trained; data sets leave such rows out
 ├── RequestFailedError    a call that was accepted and then failed; says which call it was
+├── Cancelled             a call that was taken back before it was done
+├── QueueFull             too much waits for this client's turns; nothing was queued (also a RateLimitError)
 ├── CheckpointError       a checkpoint that cannot be used
 │   ├── CheckpointNotFound
 │   ├── CheckpointExists  one of that name is there already
@@ -164,6 +166,18 @@ class RequestFailedError(StovetopError):
     def __init__(self, message: str, category: str = "server") -> None:
         super().__init__(message)
         self.category = category
+
+
+class Cancelled(StovetopError):
+    """The call was taken back with `future.cancel()` before it was done."""
+
+    def __init__(self) -> None:
+        super().__init__("the call was cancelled before it was done")
+
+
+class QueueFull(RateLimitError):
+    """So much waits for the turns of this client that no more is accepted. Nothing was queued: wait for some of its
+    results, then call again."""
 
 
 class CheckpointError(StovetopError):

@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Generic, NoReturn, TypeVar
 
 from stovetop.checks import take
@@ -17,10 +17,11 @@ _TIMEOUT = Maybe(number(at_least=0, at_most=threading.TIMEOUT_MAX))  # seconds: 
 
 class APIFuture(Generic[T]):
     """A result that is on its way. The call was queued when it was made: waiting, or not waiting, changes nothing,
-    and cancelling a waiter does not take the call back."""
+    and cancelling a waiter does not take the call back; `cancel` does."""
 
-    def __init__(self, future: "concurrent.futures.Future[T]") -> None:
+    def __init__(self, future: "concurrent.futures.Future[T]", cancel: Callable[[], None] = lambda: None) -> None:
         self._future = future
+        self._cancel = cancel
 
     def result(self, timeout: float | None = None) -> T:
         """Blocks until the result is there. After `timeout` seconds TimeoutError is raised; the call still runs."""
@@ -44,6 +45,11 @@ class APIFuture(Generic[T]):
 
     def done(self) -> bool:
         return self._future.done()
+
+    def cancel(self) -> None:
+        """Takes the call back if it has not begun, or ends the samples that it draws: the future then fails with
+        `Cancelled`. A call that trains or saves already goes on; so does one that a provider cannot take back."""
+        self._cancel()
 
 
 class ClientFuture(APIFuture[T]):

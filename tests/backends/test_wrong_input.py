@@ -283,7 +283,8 @@ def has(owner: object, verb: str) -> bool:
 
 def state_of(training: Any) -> str:
     """A digest of weights, moments and gradients, to the bit."""
-    adapter = training._adapter
+    adapters = training._base.thread.engine.adapters
+    adapter = getattr(adapters, "by_id", adapters)[training._adapter]
     digest = hashlib.sha256()
     for part in (
         (adapter.delta_VV, adapter.moments, adapter.gradient_VV)

@@ -133,7 +133,7 @@ class OnTinyModel:
 
     def divergence(self, divergence, teacher: TopK) -> tuple[float, float]:
         data = [topk_divergence_datum(self.datum, teacher)]
-        output = tiny.run(self.engine, ops.ForwardBackwardCustom(self.adapter, data, divergence_loss_fn(divergence)))
+        output = tiny.run_custom(self.engine, self.adapter, data, divergence_loss_fn(divergence))
         return output.metrics["divergence"], self.gradient_norm()
 
 

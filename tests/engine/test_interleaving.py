@@ -57,7 +57,7 @@ class Client:
                 return ops.OptimStep(self.adapter, STEP)
             case _:
                 params = SamplingParams(1 + number % 6, number, [], [0.6, 1.0][number % 2])
-                return ops.Sample(self.adapter.weights, ModelInput.from_ints(sequence), 2, params, False, 0)
+                return ops.Sample(tiny.named(self.adapter.weights), ModelInput.from_ints(sequence), 2, params, False, 0)
 
 
 def program(seed: int, length: int) -> list[str]:
@@ -72,9 +72,7 @@ def program(seed: int, length: int) -> list[str]:
 
 
 def clients(engine: Engine, length: int) -> list[Client]:
-    return [
-        Client(program(seed, length), seed, tiny.run(engine, ops.CreateAdapter(lora))) for seed, lora in enumerate(LORA)
-    ]
+    return [Client(program(seed, length), seed, tiny.create(engine, lora)) for seed, lora in enumerate(LORA)]
 
 
 def plain(result: Any) -> Any:
@@ -100,7 +98,7 @@ def drive(engine: Engine, running: list[Client], chosen: random.Random) -> None:
         client = chosen.choice(unfinished)
         while client.program[client.num_asked] == "sample" and client.waiting:
             step()
-        ticket = engine.submit(client.next_op())
+        ticket = tiny.submit(engine, client.next_op())
         client.waiting.append(ticket)
         by_ticket[ticket] = (client, client.num_asked)
         for _ in range(chosen.choice([0, 0, 1, 2])):
@@ -155,7 +153,7 @@ def test_adapters_that_train_in_one_pass_get_what_each_gets_alone(
 
     monkeypatch.setattr(BaseModel, "hidden_states", counted)
     jobs = [ops.ForwardBackward(a, data_of(index), LOSSES[index]) for index, a in enumerate(adapters)]
-    tickets = [engine.submit(job) for job in jobs]
+    tickets = [tiny.submit(engine, job) for job in jobs]
     outputs = {done.ticket: done.result for done in engine.step()}
     assert len(passes) == 1
     together = [adapter.gradients for adapter in adapters]
@@ -184,8 +182,8 @@ def test_one_that_fails_in_a_shared_pass_fails_alone(fast: BaseModel) -> None:
     broken = tiny.rl_datum(tiny.tokens(9, 0), 0)
     del broken.loss_fn_inputs["advantages"]
     tickets = [
-        engine.submit(ops.ForwardBackward(bad, [broken], ImportanceSampling())),
-        engine.submit(ops.ForwardBackward(good, [tiny.datum(tiny.tokens(9, 1))], CrossEntropy())),
+        tiny.submit(engine, ops.ForwardBackward(bad, [broken], ImportanceSampling())),
+        tiny.submit(engine, ops.ForwardBackward(good, [tiny.datum(tiny.tokens(9, 1))], CrossEntropy())),
     ]
     done = {finished.ticket: finished for finished in engine.step()}
     assert isinstance(done[tickets[0]].error, KeyError)
@@ -199,7 +197,7 @@ def test_in_the_deterministic_mode_a_pass_holds_one_adapter() -> None:
     engine = tiny.engine()
     adapters = [tiny.trained_adapter(engine, seed) for seed in range(2)]
     for adapter in adapters:
-        engine.submit(ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(9, 0))], CrossEntropy()))
+        tiny.submit(engine, ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(9, 0))], CrossEntropy()))
     assert [len(engine.step()) for _ in range(2)] == [1, 1]
 
 
@@ -213,7 +211,9 @@ def test_who_joins_a_running_batch_costs_only_the_copy_of_his_own_adapter(
         monkeypatch.setattr(Stack, name, lambda *args, made=original: (copies.append(args), made(*args)))
     for number, weights in enumerate([first, second, second, first, second]):
         params = SamplingParams(30, number, [])
-        engine.submit(ops.Sample(weights, ModelInput.from_ints(tiny.tokens(5, number)), 1, params, False, 0))
+        tiny.submit(
+            engine, ops.Sample(tiny.named(weights), ModelInput.from_ints(tiny.tokens(5, number)), 1, params, False, 0)
+        )
         for _ in range(3):
             engine.step()
     assert len(copies) == 2
@@ -232,11 +232,11 @@ def test_samples_of_many_adapters_in_any_order_are_those_of_each_alone(
     adapters = [tiny.trained_adapter(engine, seed, rank=4).weights for seed in range(4)]
     prompts = [ModelInput.from_ints(tiny.tokens(length, length)) for length in (70, 9)]
     asked = [
-        ops.Sample(weights, prompt, 2, SamplingParams(5 + index + 4 * number, 0, [], 0.0), False, 0)
+        ops.Sample(tiny.named(weights), prompt, 2, SamplingParams(5 + index + 4 * number, 0, [], 0.0), False, 0)
         for number, prompt in enumerate(prompts)
         for index, weights in enumerate(adapters)
     ]
-    tickets = [engine.submit(op) for op in asked]
+    tickets = [tiny.submit(engine, op) for op in asked]
     together = {}
     while not engine.idle:
         together |= {done.ticket: done.result for done in engine.step()}
@@ -254,20 +254,21 @@ def scheduled(max_tokens: int, given: list[ops.Op], *, share_passes: bool = True
     """The turns in which ops run, as numbers in the order of submission."""
     scheduler, turns = Scheduler(max_tokens, share_passes=share_passes), []
     for number, op in enumerate(given):
-        scheduler.add(ops.Ticket(number, op))
-    while turn := scheduler.next_in_order():
+        data = op.data if isinstance(op, ops.ForwardBackward) else []
+        scheduler.add(ops.Ticket(number, op), [ops.num_tokens(op)] if data else [])
+    while turn := scheduler.next_turn():
         turns.append([ticket.number for ticket in turn])
     return turns
 
 
 def test_what_is_next_in_line_for_other_adapters_runs_along_and_nothing_overtakes_its_own() -> None:
-    a, b, c = (object() for _ in range(3))
+    a, b, c = "abc"
     backward = lambda adapter: ops.ForwardBackward(adapter, [tiny.datum([1] * 11)], CrossEntropy())  # noqa: E731
     step = lambda adapter: ops.OptimStep(adapter, STEP)  # noqa: E731
-    given = [backward(a), step(a), backward(b), step(b), backward(a), backward(c), ops.Freeze(c), step(a)]
-    assert scheduled(100, given) == [[0, 2, 5], [1, 3], [4], [6], [7]]
-    assert scheduled(20, given) == [[0, 2], [1, 3], [4, 5], [6], [7]]
-    assert scheduled(100, given, share_passes=False) == [[0], [1], [2], [3], [4], [5], [6], [7]]
+    given = [backward(a), step(a), backward(b), step(b), backward(a), backward(c), ops.Freeze(c, "w"), step(a)]
+    assert scheduled(100, given) == [[0, 2, 5], [1, 3], [6], [4], [7]]
+    assert scheduled(20, given) == [[0, 2], [5], [1, 3], [6], [4], [7]]
+    assert scheduled(100, given, share_passes=False) == [[0], [2], [5], [1, 3], [6], [4], [7]]
 
 
 # ---- time and memory -------------------------------------------------------------------------------------------------
@@ -277,14 +278,17 @@ def test_what_is_next_in_line_for_other_adapters_runs_along_and_nothing_overtake
 def test_500_steps_of_training_and_sampling_do_not_grow_in_memory() -> None:
     """Resident memory after 100 steps and after 500; what would be kept of every step is larger than the slack."""
     engine = tiny.engine()
-    adapter = tiny.run(engine, ops.CreateAdapter(LoraConfig(rank=64, seed=0)))
+    adapter = tiny.create(engine, LoraConfig(rank=64, seed=0))
     process, resident = psutil.Process(), []
     for step in range(500):
-        engine.submit(ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(12, step))], CrossEntropy()))
-        engine.submit(ops.OptimStep(adapter, STEP))
-        tiny.run(engine, ops.Freeze(adapter))
+        tiny.submit(engine, ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(12, step))], CrossEntropy()))
+        tiny.submit(engine, ops.OptimStep(adapter, STEP))
+        tiny.freeze(engine, adapter)
         params = SamplingParams(2, step, [])
-        tiny.run(engine, ops.Sample(adapter.weights, ModelInput.from_ints(tiny.tokens(5, step)), 1, params, False, 0))
+        tiny.run(
+            engine,
+            ops.Sample(tiny.named(adapter.weights), ModelInput.from_ints(tiny.tokens(5, step)), 1, params, False, 0),
+        )
         if step in (99, 499):
             resident.append(process.memory_info().rss)
     kept = sum(tensor.numel() * 4 for tensor in adapter.weights.tensors.values())

@@ -101,16 +101,18 @@ def test_many_adapters_in_the_room_of_four_train_and_sample_as_if_each_were_alon
     crowded = tiny.engine(max_adapter_bytes=4 * 3 * 40_000, idle_folder=tmp_path)
     roomy, chosen = tiny.engine(), random.Random(0)
 
-    def visit(engine: Engine, adapters: list[ops.Adapter], index: int, turn: int) -> object:
+    def visit(engine: Engine, adapters: list[Any], index: int, turn: int) -> object:
         data = [tiny.datum(tiny.tokens(12, 100 * index + turn))]
         tiny.run(engine, ops.ForwardBackward(adapters[index], data, CrossEntropy()))
         tiny.run(engine, ops.OptimStep(adapters[index], tiny.SGD))
         params = SamplingParams(4, turn, [])
-        op = ops.Sample(adapters[index].weights, ModelInput.from_ints(tiny.tokens(5, turn)), 2, params, False, 0)
+        op = ops.Sample(
+            tiny.named(adapters[index].weights), ModelInput.from_ints(tiny.tokens(5, turn)), 2, params, False, 0
+        )
         return tiny.run(engine, op).sequences
 
     lora = [LoraConfig(rank=1 + seed % 5, seed=seed, train_unembed=seed % 2 == 0) for seed in range(num_adapters)]
-    both = [[tiny.run(engine, ops.CreateAdapter(config)) for config in lora] for engine in (crowded, roomy)]
+    both = [[tiny.create(engine, config) for config in lora] for engine in (crowded, roomy)]
     for turn in range(num_turns):
         index = chosen.randrange(num_adapters)
         answers = [visit(engine, own, index, turn) for engine, own in zip((crowded, roomy), both, strict=True)]
@@ -123,11 +125,13 @@ def test_many_adapters_in_the_room_of_four_train_and_sample_as_if_each_were_alon
 def test_weights_that_wait_for_their_turn_in_the_sampler_are_not_moved(tmp_path: Path) -> None:
     engine = tiny.engine(max_adapter_bytes=0, idle_folder=tmp_path)
     adapters = [tiny.trained_adapter(engine, seed) for seed in range(3)]
-    sample = lambda index, seed: ops.Sample(  # noqa: E731
-        adapters[index].weights, ModelInput.from_ints([1, 2, 3]), 2, SamplingParams(10, seed, []), False, 0
-    )
+
+    def sample(index: int, seed: int) -> ops.Sample:
+        weights = tiny.named(adapters[index].weights)
+        return ops.Sample(weights, ModelInput.from_ints([1, 2, 3]), 2, SamplingParams(10, seed, []), False, 0)
+
     expected = [tiny.run(tiny.engine(), sample(index, index)).sequences for index in range(3)]
-    tickets = [engine.submit(sample(index, index)) for index in range(3)]
+    tickets = [tiny.submit(engine, sample(index, index)) for index in range(3)]
     answers = {}
     while not engine.idle:
         answers |= {done.ticket: done.result.sequences for done in engine.step()}

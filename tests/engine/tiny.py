@@ -8,14 +8,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from stovetop.backends.custom_loss import judge
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.lora.weights import AdapterWeights
+from stovetop.engine.lora.weights import AdapterWeights, Moments
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.training.adapter import Adapter
-from stovetop.types import AdamParams, Datum, LoraConfig, ModelInput
+from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, ModelInput
 
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 256
@@ -73,9 +74,69 @@ def kv_bytes(num_positions: int, model: BaseModel | None = None) -> int:
     return num_positions * (budget.position_bytes + max(budget.layer_bytes))
 
 
+class AdapterHandle(str):
+    """The id of an adapter, which shows what the engine has of it."""
+
+    engine: Engine
+
+    @classmethod
+    def of(cls, engine: Engine, name: str) -> "AdapterHandle":
+        handle = cls(name)
+        handle.engine = engine
+        return handle
+
+    @property
+    def adapter(self) -> Adapter:
+        return self.engine.adapters.by_id[self]  # pyright: ignore[reportArgumentType]  an id is a string
+
+    @property
+    def weights(self) -> AdapterWeights:
+        return self.adapter.weights
+
+    @weights.setter
+    def weights(self, weights: AdapterWeights) -> None:
+        self.adapter.weights = weights
+
+    @property
+    def moments(self) -> Moments:
+        return self.adapter.moments
+
+    @property
+    def gradients(self) -> Any:
+        return self.adapter.gradients
+
+    @gradients.setter
+    def gradients(self, gradients: Any) -> None:
+        self.adapter.gradients = gradients
+
+
+class WeightsHandle(str):
+    """The id of weights that a test made itself; `submit` makes the engine know them."""
+
+    weights: AdapterWeights
+
+
+def named(weights: AdapterWeights | None) -> Any:
+    """The id under which ops name weights."""
+    if weights is None:
+        return None
+    handle = WeightsHandle(f"weights {id(weights)}")
+    handle.weights = weights
+    return handle
+
+
+def submit(engine: Engine, op: ops.Op) -> ops.Ticket:
+    if isinstance(op, ops.SamplingOp) and isinstance(op.weights, WeightsHandle):
+        engine.adapters.frozen[op.weights] = op.weights.weights
+        ticket = engine.submit(op)
+        del engine.adapters.frozen[op.weights]  # the request has them
+        return ticket
+    return engine.submit(op)
+
+
 def run(engine: Engine, op: ops.Op) -> Any:
     """The op's result, once it is there."""
-    ticket = engine.submit(op)
+    ticket = submit(engine, op)
     while not engine.idle:
         for done in engine.step():
             if done.ticket is ticket:
@@ -85,9 +146,47 @@ def run(engine: Engine, op: ops.Op) -> Any:
     raise AssertionError("the engine lost a ticket")
 
 
-def trained_adapter(engine: Engine, seed: int = 0, **lora: Any) -> Adapter:
+def run_custom(engine: Engine, adapter: Any, data: list[Datum], loss_fn: Any) -> ForwardBackwardOutput:
+    """What a client does for a custom loss."""
+    scored = ops.ScoreId(f"scored {id(data)}")
+    output = run(engine, ops.Score(adapter, data, scored))
+    try:
+        loss, metrics, gradients = judge(loss_fn, data, [each["logprobs"] for each in output.loss_fn_outputs])
+    except Exception as error:
+        run(engine, ops.Spoil(adapter, str(error), scored))
+        raise
+    run(engine, ops.BackwardFrom(adapter, scored, gradients))
+    return ForwardBackwardOutput("logprobs", output.loss_fn_outputs, {**metrics, "loss:sum": loss})
+
+
+def create(engine: Engine, config: LoraConfig) -> Any:
+    """A new adapter."""
+    name = ops.AdapterId(f"adapter {len(engine.adapters.by_id)}")
+    run(engine, ops.CreateAdapter(name, config))
+    return AdapterHandle.of(engine, name)
+
+
+def load(engine: Engine, path: Path, with_optimizer: bool) -> Any:
+    name = ops.AdapterId(f"adapter {len(engine.adapters.by_id)}")
+    run(engine, ops.LoadAdapter(name, path, with_optimizer))
+    return AdapterHandle.of(engine, name)
+
+
+def freeze(engine: Engine, adapter: Any) -> AdapterWeights:
+    name = ops.WeightsId(f"frozen {len(engine.adapters.frozen)}")
+    run(engine, ops.Freeze(adapter, name))
+    return engine.adapters.frozen.pop(name)
+
+
+def load_weights(engine: Engine, path: Path) -> AdapterWeights:
+    name = ops.WeightsId(f"frozen {len(engine.adapters.frozen)}")
+    run(engine, ops.LoadWeights(name, path))
+    return engine.adapters.frozen.pop(name)
+
+
+def trained_adapter(engine: Engine, seed: int = 0, **lora: Any) -> Any:
     """An adapter whose B is not zero, so that it changes the model."""
-    adapter = run(engine, ops.CreateAdapter(LoraConfig(**{"rank": 8, "seed": seed} | lora)))
+    adapter = create(engine, LoraConfig(**{"rank": 8, "seed": seed} | lora))
     adapter.weights = with_nonzero_b(adapter.weights, seed)
     return adapter
 

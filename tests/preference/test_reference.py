@@ -47,10 +47,10 @@ def test_at_step_0_the_loss_is_ln_2_on_a_model_with_attention():
     engine = tiny.engine()
     adapter = tiny.trained_adapter(engine)
     data = [tiny.datum(tiny.tokens(length, seed=length)) for length in (7, 12, 9, 30)]
-    frozen = tiny.run(engine, ops.Freeze(adapter))
-    logprobs = [tiny.run(engine, ops.ComputeLogprobs(frozen, full_sequence(datum))) for datum in data]
+    frozen = tiny.freeze(engine, adapter)
+    logprobs = [tiny.run(engine, ops.ComputeLogprobs(tiny.named(frozen), full_sequence(datum))) for datum in data]
     reference = [np.float32(row[1:]) for row in logprobs]
-    output = tiny.run(engine, ops.ForwardBackwardCustom(adapter, data, preference_loss_fn(DPO(), reference)))
+    output = tiny.run_custom(engine, adapter, data, preference_loss_fn(DPO(), reference))
     assert output.metrics["dpo_loss"] == pytest.approx(np.log(2), abs=1e-5)
     assert output.metrics["margin"] == pytest.approx(0, abs=1e-4)
 
@@ -61,9 +61,7 @@ def test_the_gradient_of_dpo_is_that_of_a_weighted_likelihood():
     through_custom, direct = tiny.trained_adapter(engine), tiny.trained_adapter(engine)
     data = [tiny.datum(tiny.tokens(length, seed=length)) for length in (7, 12, 9, 30)]
     reference = [np.full(datum.model_input.length, -6.0, np.float32) for datum in data]
-    output = tiny.run(
-        engine, ops.ForwardBackwardCustom(through_custom, data, preference_loss_fn(DPO(beta=0.1), reference))
-    )
+    output = tiny.run_custom(engine, through_custom, data, preference_loss_fn(DPO(beta=0.1), reference))
     sums = [float((out["logprobs"].array + 6.0).sum()) for out in output.loss_fn_outputs]
     weighted = []
     for index, datum in enumerate(data):

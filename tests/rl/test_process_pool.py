@@ -86,7 +86,7 @@ def test_an_idle_process_that_ended_is_replaced_before_the_next_call(pool: Worke
     idle = psutil.Process(pool.run(process_id, timeout_s=LONG_S))
     idle.kill()
     if waits:
-        idle.wait()
+        idle.wait(timeout=10)
     else:
         time.sleep(0.05)
     assert pool.run(double, 21, timeout_s=LONG_S) == 42

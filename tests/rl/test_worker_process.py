@@ -116,7 +116,7 @@ def test_a_process_ends_with_its_parent_also_where_that_is_killed_and_has_a_fork
             assert parent.stdout is not None
             shell = int(parent.stdout.readline())
             parent.kill()
-            parent.wait()
+            parent.wait(timeout=10)
             assert ends_within(10.0, worker, shell)
         finally:
             os.kill(fork, signal.SIGKILL)

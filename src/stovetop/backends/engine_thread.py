@@ -1,7 +1,7 @@
 """The one thread that owns an engine and steps it. It knows no client.
 
 It hands ops to the engine in the order they came, so submission order is program order, and turns what the engine
-finished into the results of futures.
+finished into the results of futures. Every call is answered once, whatever is raised where.
 """
 
 import atexit
@@ -9,14 +9,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from stovetop.backends.interruption import Interrupted, Interruptible
 from stovetop.engine import ops
-from stovetop.errors import CheckpointError, RequestFailedError, ServiceClosed, StovetopError
+from stovetop.errors import Cancelled, CheckpointError, QueueFull, RequestFailedError, ServiceClosed, StovetopError
 from stovetop.futures import APIFuture, pending
 
 log = logging.getLogger(__name__)
@@ -24,24 +25,39 @@ log = logging.getLogger(__name__)
 SECONDS_TO_FINISH = 1.0  # for the step that runs when the rest is dropped; after that it is interrupted
 SECONDS_TO_STOP = 60.0  # for a library in C++ to come back to Python, which takes as long as its longest call
 SECONDS_BETWEEN_INTERRUPTS = 0.1
+SECONDS_FOR_LOSSES = 30.0  # that custom losses may take after `finish`
+
+MAX_OPS, MAX_TOKENS = 2**16, 2**31  # that one queue may hold
+
+
+class Waiting(NamedTuple):
+    """How full a queue is."""
+
+    num_ops: int = 0
+    num_tokens: int = 0  # to be computed and drawn
 
 
 class EngineThread:
     """Owns an engine and steps it. `call` may be used from any thread; futures resolve in the engine's.
 
-    Consumes ops from its inbox, produces results of futures; waits when there is nothing to do; stopped by `close`,
-    which finishes what was accepted, or by `drop` and `stop`, which do not begin what has not begun.
+    Consumes messages from its inbox, produces results of futures; waits when there is nothing to do; stopped by
+    `close`, which finishes what was accepted, or by `drop` and `stop`, which do not begin what has not begun. An engine
+    that raises is dead: all calls are answered with the cause, later ones refused.
     """
 
     def __init__(self, open_engine: Callable[[], ops.Engine], name: str) -> None:
-        self._inbox: queue.SimpleQueue[_Accepted | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[ops.Engine], None]] = queue.SimpleQueue()
         self._engine: Future[ops.Engine] = pending()
-        self._waiting: dict[ops.Op, _Accepted] = {}
+        self._at_work: dict[ops.Ticket, _Accepted] = {}  # what the engine has
+        self._lock = threading.Lock()  # protects what follows, so that nothing is put behind the end of the inbox
         self._closed = False
         self._dropped: ServiceClosed | None = None  # why what has not begun is not done
+        self._failed: BaseException | None = None
+        self._unanswered: set[_Accepted] = set()
+        self._expected: set[Expected] = set()
+        self._waiting: dict[str, Waiting] = {}  # by queue
         self._warns = True  # that calls were dropped; the thread knows how many when it ends
-        self._finishing = False  # the thread has seen the closing mark, behind which nothing comes
-        self._lock = threading.Lock()  # protects _closed, so that nothing is put behind the closing mark
+        self._ends_s: float | None = None  # when to wait no more for what is expected; None: it is not to end yet
         self._work = Interruptible()
         self._ended: Future[None] = pending()
         self._thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
@@ -53,21 +69,53 @@ class EngineThread:
         """The engine, once it is loaded."""
         return self._engine.result()
 
-    def call(self, what: str, op: ops.Op, finish: Callable[[Any], Any] = lambda result: result) -> APIFuture[Any]:
-        """Enqueues an op. `what` names the call in errors, `finish` makes the public result from the engine's."""
-        future: Future[Any] = pending()
+    @property
+    def failed(self) -> BaseException | None:
+        """What the engine died of."""
+        return self._failed
+
+    @property
+    def waiting(self) -> Mapping[str, Waiting]:
+        """How full each queue is, where something waits or is at work."""
         with self._lock:
-            if self._closed:
-                raise ServiceClosed(f"{what}: this client's service is closed; make a new ServiceClient")
-            self._inbox.put(_Accepted(what, op, finish, future))
-        return APIFuture(future)
+            return dict(self._waiting)
+
+    def call(self, what: str, op: ops.Op, finish: "Finish" = lambda result: result) -> APIFuture[Any]:
+        """Enqueues an op. `what` names the call in errors, `finish` makes the public result from the engine's. Raises
+        QueueFull where the op's queue holds as much as it may."""
+        with self._lock:
+            self._refuse(what, closed=self._closed)
+            self._check_room(what, op)
+            accepted = self._accept(what, op, finish)
+        return APIFuture(accepted.future, partial(self._cancel, accepted))
+
+    def expect(self, what: str, future: "Future[Any]") -> "Expected":
+        """Announces ops that come of work in another thread: `close` waits for them, and where they cannot come any
+        more, `future` fails."""
+        with self._lock:
+            self._refuse(what, closed=self._closed)
+            expected = Expected(self, what, future)
+            self._expected.add(expected)
+        return expected
+
+    def call_expected(self, expected: "Expected", op: ops.Op, finish: "Finish") -> "Future[Any]":
+        """As `call`, also after `finish`, as long as the thread goes on."""
+        with self._lock:
+            self._refuse(expected.what, closed=expected not in self._expected)
+            return self._accept(expected.what, op, finish).future
+
+    def forget_expected(self, expected: "Expected") -> None:
+        """Nothing more comes of it."""
+        with self._lock:
+            self._expected.discard(expected)
+            self._inbox.put(lambda engine: None)  # the thread may have waited for this
 
     def finish(self) -> APIFuture[None]:
         """Accepts no more. The future is there when all that was accepted is done."""
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._inbox.put(None)
+                self._inbox.put(self._begin_to_end)
         return APIFuture(self._ended)
 
     def close(self) -> None:
@@ -80,8 +128,9 @@ class EngineThread:
         """What was accepted and has not begun is not done: its futures fail with `reason`. Accepts no more. The log
         says how many calls that were: as a warning, or with `warn` False, where an exception tells it already, as
         information."""
-        self._warns = warn
-        self._dropped = self._dropped or ServiceClosed(f"dropped because {reason}")
+        with self._lock:
+            self._warns = warn
+            self._dropped = self._dropped or ServiceClosed(f"dropped because {reason}")
         self.finish()
 
     def stop(self) -> None:
@@ -98,11 +147,46 @@ class EngineThread:
         self.drop("the program ended first; to finish, wait for its result or use the service in a `with` block")
         self.stop()
 
+    # ---- from any thread, under the lock -----------------------------------------------------------------------------
+
+    def _refuse(self, what: str, *, closed: bool) -> None:
+        if self._failed is not None:
+            raise ServiceClosed(
+                f"{what}: the engine has failed ({self._failed!r}); make a new client, which opens the model again"
+            ) from self._failed
+        if closed:
+            raise ServiceClosed(f"{what}: this client's service is closed; make a new ServiceClient")
+
+    def _check_room(self, what: str, op: ops.Op) -> None:
+        waiting, num_tokens = self._waiting.get(ops.queue_of(op), Waiting()), ops.num_tokens(op)
+        if waiting.num_ops >= MAX_OPS or (waiting.num_ops > 0 and waiting.num_tokens + num_tokens > MAX_TOKENS):
+            raise QueueFull(
+                f"{what}: at most {MAX_OPS:,} calls with {MAX_TOKENS:,} tokens may wait; wait for their results, "
+                f"then call again: {waiting.num_ops:,} wait, with {waiting.num_tokens:,} tokens"
+            )
+
+    def _accept(self, what: str, op: ops.Op, finish: "Finish") -> "_Accepted":
+        accepted = _Accepted(what, op, finish, pending())
+        self._unanswered.add(accepted)
+        self._count(op, 1)
+        self._inbox.put(partial(self._submit, accepted))
+        return accepted
+
+    def _count(self, op: ops.Op, sign: int) -> None:
+        name = ops.queue_of(op)
+        before = self._waiting.pop(name, Waiting())
+        after = Waiting(before.num_ops + sign, before.num_tokens + sign * ops.num_tokens(op))
+        if after.num_ops > 0:
+            self._waiting[name] = after
+
+    # ---- in the thread -----------------------------------------------------------------------------------------------
+
     def _run(self, open_engine: Callable[[], ops.Engine]) -> None:
         try:
             engine = self._work.run(open_engine)
         except BaseException as error:  # it belongs to whoever waits for the engine
             self._engine.set_exception(self._dropped or error)
+            self._end(self._dropped or error)
             atexit.unregister(self._drop_at_exit)  # which would keep what was loaded until then
         else:
             self._engine.set_result(engine)
@@ -110,66 +194,142 @@ class EngineThread:
         self._ended.set_result(None)
 
     def _serve(self, engine: ops.Engine) -> None:
+        error: BaseException | None = None
         try:
-            while self._dropped is None and (self._accept(engine) or not engine.idle):
+            while self._dropped is None and (self._read_inbox(engine) or not engine.idle):
                 for done in self._work.run(engine.step):
-                    self._waiting.pop(done.ticket.op).resolve(done)
+                    self._answer(self._at_work.pop(done.ticket), done.result, done.error)
         except Interrupted:
             pass
-        except BaseException as error:  # a fault of ours: the engine is not to be trusted, and all calls get an answer
+        except BaseException as raised:  # a fault of ours: the engine is not to be trusted, and all calls get an answer
             log.exception("the engine failed")
-            self._fail_all(error)
-        if self._dropped is not None:
-            num_dropped = self._fail_all(self._dropped)
-            if num_dropped:
-                level = logging.WARNING if self._warns else logging.INFO
-                log.log(level, "accepted calls that were not done: %d; %s", num_dropped, self._dropped)
+            error = raised
+        num_dropped = self._end(error or self._dropped or ServiceClosed("a custom loss did not return in time"))
+        if self._dropped is not None and num_dropped:
+            level = logging.WARNING if self._warns else logging.INFO
+            log.log(level, "accepted calls that were not done: %d; %s", num_dropped, self._dropped)
 
-    def _accept(self, engine: ops.Engine) -> bool:
-        """Takes in what has come, waiting for something when the engine is idle. False once `close` was called."""
-        while not self._finishing and (engine.idle or not self._inbox.empty()):
-            accepted = self._inbox.get()
-            if accepted is None:
-                self._finishing = True
-            else:
-                self._waiting[accepted.op] = accepted
-                engine.submit(accepted.op)
-        return not self._finishing
+    def _read_inbox(self, engine: ops.Engine) -> bool:
+        """Does what has come, waiting for something when the engine is idle. False when nothing more is to come."""
+        while self._goes_on() and (engine.idle or not self._inbox.empty()):
+            patience_s = None if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
+            try:
+                message = self._inbox.get(timeout=patience_s)
+            except queue.Empty:
+                continue
+            message(engine)
+        return self._goes_on()
 
-    def _fail_all(self, error: BaseException) -> int:
-        """What waits, and whatever still comes until it is closed. Returns how many that were."""
-        waiting, self._waiting = list(self._waiting.values()), {}
-        for accepted in waiting:
-            accepted.fail(error)
-        num_failed = len(waiting)
-        while not self._finishing:
-            accepted = self._inbox.get()
-            if accepted is None:
-                self._finishing = True
-            else:
-                accepted.fail(error)
-                num_failed += 1
-        return num_failed
+    def _goes_on(self) -> bool:
+        """Whether something may come: always before `finish`; after it, as long as something is expected."""
+        if self._ends_s is None or not self._inbox.empty():
+            return True
+        return bool(self._expected) and time.monotonic() < self._ends_s
+
+    def _begin_to_end(self, _engine: ops.Engine) -> None:
+        self._ends_s = time.monotonic() + SECONDS_FOR_LOSSES
+
+    def _submit(self, accepted: "_Accepted", engine: ops.Engine) -> None:
+        try:
+            ticket = engine.submit(accepted.op)
+        except Exception as error:
+            self._answer(accepted, None, error)
+        else:
+            accepted.ticket = ticket
+            self._at_work[ticket] = accepted
+
+    def _cancel(self, accepted: "_Accepted") -> None:
+        """From any thread."""
+
+        def cancel(engine: ops.Engine) -> None:
+            if accepted.ticket in self._at_work:
+                engine.cancel(accepted.ticket)
+
+        self._inbox.put(cancel)
+
+    def _answer(self, accepted: "_Accepted", result: ops.Result, error: BaseException | None) -> None:
+        with self._lock:
+            self._unanswered.discard(accepted)
+            self._count(accepted.op, -1)
+        accepted.answer(result, error)
+
+    def _end(self, error: BaseException) -> int:
+        """Nothing more is accepted, and what was accepted and is not done fails. Returns how many calls that were."""
+        with self._lock:
+            self._closed = True
+            if not isinstance(error, ServiceClosed):
+                self._failed = error
+            unanswered, expected = list(self._unanswered), list(self._expected)
+            self._expected.clear()
+        self._at_work.clear()
+        for accepted in unanswered:
+            self._answer(accepted, None, error)
+        for each in expected:
+            each.fail(error)
+        return len(unanswered)
+
+
+Finish = Callable[[Any], Any]  # makes the public result of a call from the engine's
+
+
+@dataclass(slots=True, eq=False)
+class _Accepted:
+    """A call that will be answered."""
+
+    what: str
+    op: ops.Op
+    finish: Finish
+    future: "Future[Any]"
+    ticket: ops.Ticket | None = None  # since the engine has it
+
+    def answer(self, result: ops.Result, error: BaseException | None) -> None:
+        if error is None:
+            try:
+                result = self.finish(result)
+            except Exception as raised:
+                error = raised
+        settle(self.future, self.what, result, error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Accepted:
-    what: str
-    op: ops.Op
-    finish: Callable[[Any], Any]
-    future: "Future[Any]"
+class Expected:
+    """Work in another thread of which ops will come."""
 
-    def resolve(self, done: ops.Finished) -> None:
-        if done.error is None:
-            self.future.set_result(self.finish(done.result))
-        else:
-            self.fail(done.error)
+    thread: EngineThread
+    what: str
+    future: "Future[Any]"  # of the whole
+
+    def call(self, op: ops.Op, finish: Finish) -> "Future[Any]":
+        """As `EngineThread.call`."""
+        return self.thread.call_expected(self, op, finish)
+
+    def end(self) -> None:
+        """No more ops will come."""
+        self.thread.forget_expected(self)
 
     def fail(self, error: BaseException) -> None:
-        if isinstance(error, CheckpointError | RequestFailedError):
-            self.future.set_exception(error)
+        """Answers the whole with an error, if it has no answer yet."""
+        settle(self.future, self.what, None, error)
+
+
+def settle(future: "Future[Any]", what: str, result: Any, error: BaseException | None) -> None:
+    """The answer to a call. What a user's callbacks on the future raise is theirs: it ends nothing here."""
+    try:
+        if error is None:
+            future.set_result(result)
         else:
-            category = "user" if isinstance(error, StovetopError) else "server"
-            failure = RequestFailedError(f"{self.what} failed: {error or type(error).__name__}", category)
-            failure.__cause__ = error
-            self.future.set_exception(failure)
+            future.set_exception(_public(what, error))
+    except InvalidStateError:  # it was answered before, by the end of the thread
+        pass
+    except BaseException:
+        log.exception("%s: a callback on its future raised", what)
+
+
+def _public(what: str, error: BaseException) -> BaseException:
+    """As a client sees it: by the name of the call."""
+    if isinstance(error, CheckpointError | RequestFailedError | Cancelled):
+        return error
+    category = "user" if isinstance(error, StovetopError) else "server"
+    failure = RequestFailedError(f"{what} failed: {error or type(error).__name__}", category)
+    failure.__cause__ = error
+    return failure

@@ -99,7 +99,7 @@ class InProcessServiceClient(ServiceClient):
         base = self._base(base_model)
         base.thread.engine.check_lora(config)
         self._observe(Call("service", "create_lora_training_client", arguments))
-        return self._training_client(base, ops.CreateAdapter(config), config, user_metadata)
+        return self._training_client(base, config, user_metadata, lambda name: ops.CreateAdapter(name, config))
 
     @checked
     def create_training_client_from_state(
@@ -150,7 +150,7 @@ class InProcessServiceClient(ServiceClient):
         return SavedRuns.over(self._storage, self._runs, self.get_server_capabilities)
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
-        lengths = {name: base.thread.engine.limits.context_length for name, base in self._bases.items()}
+        lengths = {name: base.limits.context_length for name, base in self._bases.items()}
         names = sorted({*self._models(), *lengths})
         return GetServerCapabilitiesResponse(
             [SupportedModel(name, lengths.get(name), trainable=True, sampleable=True) for name in names]
@@ -222,16 +222,23 @@ class InProcessServiceClient(ServiceClient):
         config = checked_state(path, base, with_optimizer=with_optimizer).lora
         arguments = {"path": path, "base_model": base_model, "user_metadata": user_metadata}
         self._observe(Call("service", verb, arguments))
-        return self._training_client(base, ops.LoadAdapter(Path(path), with_optimizer), config, user_metadata)
+        return self._training_client(
+            base, config, user_metadata, lambda name: ops.LoadAdapter(name, Path(path), with_optimizer)
+        )
 
     def _training_client(
-        self, base: OpenedBase, op: ops.Op, config: LoraConfig, user_metadata: UserMetadata | None
+        self,
+        base: OpenedBase,
+        config: LoraConfig,
+        user_metadata: UserMetadata | None,
+        op: Callable[[ops.AdapterId], ops.Op],
     ) -> ClientFuture[Any]:
+        """`op` makes the adapter of this name."""
         model_id = f"{Path(base.name).name[:MAX_NAME]}-{secrets.token_hex(4)}"
         run = LiveRun(model_id, base.name, config, self._labels.with_metadata(user_metadata))
         self._runs[model_id] = run
         made = base.thread.call(
-            f"making {model_id}", op, lambda adapter: InProcessTrainingClient(base, adapter, config, run)
+            f"making {model_id}", op(ops.AdapterId(model_id)), lambda _: InProcessTrainingClient(base, config, run)
         )
         return ClientFuture(made.future())
 

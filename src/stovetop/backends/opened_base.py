@@ -3,12 +3,15 @@ it."""
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stovetop.backends.engine_thread import EngineThread
+from stovetop.client import Tokenizer
+from stovetop.engine import ops
 from stovetop.errors import CheckpointError
+from stovetop.input_checks import ModelLimits
 from stovetop.saved_states import SavedState, describe
 
 
@@ -33,12 +36,36 @@ class OpenedBase:
     storage: Path
     observe: Observer
     sample_number: "itertools.count[int]"  # of the service, so that every sample has a name of its own
+    weights_number: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model can read."""
+        return self.description.limits
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells base models apart by content."""
+        return self.description.fingerprint
+
+    @property
+    def description(self) -> ops.Description:
+        """What the engine says of itself, once it is loaded."""
+        return self.thread.engine.description
+
+    def get_tokenizer(self) -> Tokenizer:
+        """That of the model; refused for a model without one."""
+        return self.thread.engine.get_tokenizer()
+
+    def new_weights(self, origin: str) -> ops.WeightsId:
+        """A name for weights that are to be frozen or loaded."""
+        return ops.WeightsId(f"{origin}@{next(self.weights_number)}")
 
 
 def checked_state(path: str, base: OpenedBase, *, with_optimizer: bool) -> SavedState:
     """A saved state that fits this base model, as far as it says, and holds what is asked for."""
     state = describe(Path(path))
-    if state.fingerprint not in (None, base.thread.engine.fingerprint):
+    if state.fingerprint not in (None, base.fingerprint):
         raise CheckpointError(
             f"this state was trained on {state.base_model!r}, not on {base.name!r} (or on other weights of that "
             f"name); make a client for that model: {path}"

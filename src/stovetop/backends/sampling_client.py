@@ -22,7 +22,7 @@ from stovetop.types import SampledSequence, SampleResponse, TensorData
 class InProcessSamplingClient:
     """See `client.SamplingClient`."""
 
-    def __init__(self, base: OpenedBase, weights: ops.Weights | None) -> None:
+    def __init__(self, base: OpenedBase, weights: ops.WeightsId | None) -> None:
         self._base = base
         self._weights = weights
 
@@ -44,7 +44,7 @@ class InProcessSamplingClient:
             target_prompt_logprobs=target_prompt_logprobs,
             prompt_alt_tokens_k=prompt_alt_tokens_k,
         )
-        limits = self._base.thread.engine.limits
+        limits = self._base.limits
         check_model_input(prompt, limits, what="prompt")
         take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
         check_stop(sampling_params, limits, self.get_tokenizer)
@@ -66,7 +66,7 @@ class InProcessSamplingClient:
     def compute_logprobs(
         self, prompt: Prompt, prompt_logprobs_last_n: AtLeastNone | None = None
     ) -> APIFuture[list[float | None]]:
-        limits = self._base.thread.engine.limits
+        limits = self._base.limits
         check_model_input(prompt, limits, what="prompt")
         fitting_memory(f"the prompt has {prompt.length} tokens", prompt.length, limits)
         self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
@@ -77,7 +77,7 @@ class InProcessSamplingClient:
         )
 
     def get_tokenizer(self) -> Tokenizer:
-        return self._base.thread.engine.get_tokenizer()
+        return self._base.get_tokenizer()
 
     def get_base_model(self) -> str:
         return self._base.name
@@ -94,10 +94,11 @@ class InProcessSamplingClient:
 def load_sampling_client(base: OpenedBase, path: str) -> ClientFuture[Any]:
     """A client of the weights that are saved at `path`, whose making is queued."""
     checked_state(path, base, with_optimizer=False)
+    weights = base.new_weights(Path(path).name)
     loaded = base.thread.call(
         "create_sampling_client",
-        ops.LoadWeights(Path(path)),
-        lambda weights: InProcessSamplingClient(base, weights),
+        ops.LoadWeights(weights, Path(path)),
+        lambda _: InProcessSamplingClient(base, weights),
     )
     return ClientFuture(loaded.future())
 

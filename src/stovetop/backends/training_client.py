@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from stovetop.backends.custom_loss import CustomLosses
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, checked_state
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
@@ -46,10 +47,11 @@ from stovetop.types import (
 class InProcessTrainingClient:
     """See `client.TrainingClient`."""
 
-    def __init__(self, base: OpenedBase, adapter: ops.Adapter, config: LoraConfig, run: LiveRun) -> None:
+    def __init__(self, base: OpenedBase, config: LoraConfig, run: LiveRun) -> None:
         self.model_id = run.model_id
         self._base = base
-        self._adapter = adapter
+        self._adapter = ops.AdapterId(run.model_id)
+        self._losses = CustomLosses(base.thread, self._adapter)
         self._config = config
         self._run = run
         self._number = itertools.count(1)
@@ -75,9 +77,9 @@ class InProcessTrainingClient:
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         require_neutral(loss_type_input=loss_type_input)
-        check_shapes(data, self._base.thread.engine.limits)
-        op = ops.ForwardBackwardCustom(self._adapter, list(data), loss_fn)
-        return self._call("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn}, op)
+        check_shapes(data, self._base.limits)
+        what = self._observed("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn})
+        return self._losses.run(what, list(data), loss_fn)
 
     @checked
     def optim_step(
@@ -134,11 +136,12 @@ class InProcessTrainingClient:
     ) -> ClientFuture[Any]:
         """Frozen at the weights as of this call; nothing is written, so `name` is only recorded."""
         require_neutral(retry_config=retry_config, record_stability_info=record_stability_info, kind=kind)
+        weights = self._base.new_weights(self.model_id)
         frozen = self._call(
             "save_weights_and_get_sampling_client",
             {"name": name},
-            ops.Freeze(self._adapter),
-            lambda weights: InProcessSamplingClient(self._base, weights),
+            ops.Freeze(self._adapter, weights),
+            lambda _: InProcessSamplingClient(self._base, weights),
         )
         return ClientFuture(frozen.future())
 
@@ -157,7 +160,7 @@ class InProcessTrainingClient:
         )
 
     def get_tokenizer(self) -> Tokenizer:
-        return self._base.thread.engine.get_tokenizer()
+        return self._base.get_tokenizer()
 
     def __reduce__(self) -> NoReturn:
         refuse_to_pickle("TrainingClient")
@@ -170,8 +173,13 @@ class InProcessTrainingClient:
     def _call(
         self, verb: str, arguments: dict[str, Any], op: ops.Op, finish: Callable[[Any], Any] = lambda result: result
     ) -> APIFuture[Any]:
+        return self._base.thread.call(self._observed(verb, arguments), op, finish)
+
+    def _observed(self, verb: str, arguments: dict[str, Any]) -> str:
+        """What errors call this call."""
+        self._losses.refuse_within(verb)
         self._base.observe(Call(self.model_id, verb, arguments))
-        return self._base.thread.call(f"{verb} (call {next(self._number)} of {self.model_id})", op, finish)
+        return f"{verb} (call {next(self._number)} of {self.model_id})"
 
     def _measure(
         self,
@@ -183,7 +191,7 @@ class InProcessTrainingClient:
     ) -> APIFuture[ForwardBackwardOutput]:
         """The loss of these data, with or without a gradient."""
         loss = parse_loss(loss_fn, config)
-        check_data(data, loss, self._base.thread.engine.limits)
+        check_data(data, loss, self._base.limits)
         arguments = {"data": list(data), "loss_fn": loss_fn, "loss_fn_config": dict(config or {})}
         return self._call(verb, arguments, make_op(self._adapter, list(data), loss))
 
@@ -205,7 +213,7 @@ class InProcessTrainingClient:
         """Nothing here is ever deleted by itself: a `ttl_seconds` is kept in the manifest for whoever cleans up."""
         meta = {
             "base_model": self._base.name,
-            "fingerprint": self._base.thread.engine.fingerprint,
+            "fingerprint": self._base.fingerprint,
             "user_metadata": {**self._run.labels.user_metadata, **(user_metadata or {})},
             "ttl_seconds": ttl_seconds,
             "run": self._run.described(),

@@ -1,35 +1,36 @@
 # pyright: basic
 """The engine: accepts ops as tickets and works them off, step by step. Synchronous; one thread submits and steps.
 
-    submit(op) -> Ticket        step() -> what ended: schedule, run, post-process
+    submit(op) -> Ticket        step() -> what ended: a turn of training, a token for every running sample
 
 One base model, frozen and shared; any number of adapters on it. What an op does to an adapter is in `training/`, how
 samples are drawn in `sampling/`, what runs when in `scheduler.py`.
+
+A failure belongs to the ticket that caused it. What is raised outside of the work on a ticket is a fault of ours: it
+leaves `step`, and the engine is not to be used any more.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, assert_never
+from typing import NamedTuple
 
 from stovetop.client import Tokenizer
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
-from stovetop.engine.files.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
-from stovetop.engine.lora.weights import AdapterWeights, chosen, initial_weights
+from stovetop.engine.adapters import Adapters
+from stovetop.engine.lora.weights import AdapterWeights, chosen
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.recompute import is_needed, recompute_layers
-from stovetop.engine.residency import Holder, Residency
+from stovetop.engine.residency import Residency
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.sampler import RecordDecoding, Sampler
 from stovetop.engine.scheduler import Scheduler
-from stovetop.engine.training.adapter import Adapter
-from stovetop.engine.training.trainer import Job, Trainer
-from stovetop.errors import InvalidRequest
-from stovetop.input_checks import ModelLimits
+from stovetop.engine.training.trainer import Cut, Task, Trainer
+from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.types import LoraConfig
 
 BYTES_OF_FACTOR = 16  # of each number: weight, gradient and two moments, in float32
@@ -56,15 +57,25 @@ class Engine:
         if recompute or (recompute is None and is_needed(model, max_tokens_per_pass)):
             recompute_layers(model.layers.layers)
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
-        self._budget = KVBudget.of(model, max_kv_bytes)
-        self._sampler = Sampler(model, self._budget, record_decoding)
+        budget = KVBudget.of(model, max_kv_bytes)
+        self._sampler = Sampler(model, budget, record_decoding)
         self._scheduler = Scheduler(max_tokens_per_pass, share_passes=model.arithmetic.can_stack)
         limit = (
             int(SHARE_OF_ADAPTERS * available_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes
         )
         self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()))
+        self.adapters = Adapters(model, self._trainer, self._residency, disk)
         self._numbers = itertools.count(1)
-        self._disk = disk
+        self._cuts: dict[int, list[Cut]] = {}  # of ops in passes that have not begun, by number of the ticket
+        self._tasks: dict[int, Task] = {}  # of those that have
+        self._newcomers: deque[_Newcomer] = deque()  # samples to begin with
+        self._for_weights: dict[ops.WeightsId, list[ops.Ticket]] = {}  # what waits for weights in the making
+        self._answers: list[ops.Finished] = []  # to be returned by the next step
+        self.description = ops.Description(
+            replace(model.limits, longest_sequence=budget.longest_sequence),
+            model.fingerprint,
+            model.tokenizer_place,
+        )
 
     def check_lora(self, config: LoraConfig) -> None:
         """Refuses targets that the model lacks, and a rank whose adapter could never be in memory."""
@@ -77,108 +88,139 @@ class Engine:
                 f"{bytes_a_rank:,} bytes, with gradient and optimizer, and {available:,} are available: {config.rank}"
             )
 
+    def get_tokenizer(self) -> Tokenizer:
+        if self._model.tokenizer is None:
+            name = self.description.limits.name
+            raise InvalidRequest(f"base model {name!r} has no tokenizer in its folder; pass token ids")
+        return self._model.tokenizer
+
     def submit(self, op: ops.Op) -> ops.Ticket:
         ticket = ops.Ticket(next(self._numbers), op)
-        self._scheduler.add(ticket)
+        match op:
+            case ops.Sample() | ops.ComputeLogprobs() | ops.DropWeights():
+                in_making = None if op.weights is None else self._for_weights.get(op.weights)
+                if in_making is None:
+                    self._with_weights(ticket)
+                else:
+                    in_making.append(ticket)
+            case _:
+                self._cuts[ticket.number] = cuts = self.adapters.cuts(op)
+                if isinstance(op, ops.Freeze | ops.LoadWeights):
+                    self._for_weights.setdefault(op.weights, [])
+                self._scheduler.add(ticket, [cut.num_tokens for cut in cuts])
         return ticket
 
+    def cancel(self, ticket: ops.Ticket) -> None:
+        for waiting in self._for_weights.values():
+            if ticket in waiting:
+                waiting.remove(ticket)
+                return self._answer(ticket, Cancelled())
+        newcomer = next((each for each in self._newcomers if each.ticket is ticket), None)
+        if newcomer is not None:
+            self._newcomers.remove(newcomer)
+        elif not self._scheduler.cancel(ticket) and not self._sampler.cancel(ticket):
+            return None
+        return self._answer(ticket, Cancelled())
+
     def step(self) -> list[ops.Finished]:
-        tickets, newcomers = self._scheduler.next_in_order(), self._scheduler.take_sampling()
-        self._residency.use(_holders_of(ticket.op for ticket in (*tickets, *newcomers)))
-        finished = self._run(tickets)
-        for ticket in newcomers:
-            self._sampler.add(ticket, ticket.op.weights)
-        finished += self._sampler.step()
-        self._residency.use(_holders_of(done for each in finished for done in (each.ticket.op, each.result)))
+        turn = self._scheduler.next_turn()
+        self._run(turn)
+        for newcomer in self._newcomers:
+            self._begin_sample(newcomer)
+        self._newcomers.clear()
+        if not self._sampler.idle:
+            self._answers += self._sampler.step()
         self._residency.tidy(in_use=self._sampler.weights_in_use())
-        return finished
+        answers, self._answers = self._answers, []
+        return answers
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle and self._sampler.idle
+        return self._scheduler.idle and self._sampler.idle and not self._newcomers and not self._answers
 
-    @property
-    def limits(self) -> ModelLimits:
-        return replace(self._model.limits, longest_sequence=self._budget.longest_sequence)
+    # ---- training ----------------------------------------------------------------------------------------------------
 
-    @property
-    def fingerprint(self) -> str:
-        return self._model.fingerprint
+    def _run(self, turn: list[ops.Ticket]) -> None:
+        """Ops of one kind, each of another adapter. What is raised is the failure of the ticket that it was done
+        for."""
+        running: list[ops.Ticket] = []
+        for ticket in turn:
+            op = ticket.op
+            assert isinstance(op, ops.OrderedOp), "the scheduler has no others"
+            try:
+                self.adapters.use(op)
+                if isinstance(op, ops.PassesOp):
+                    if ticket.number not in self._tasks:
+                        self._tasks[ticket.number] = self.adapters.task(op, self._cuts[ticket.number])
+                    running.append(ticket)
+                else:
+                    result = self.adapters.do(op)
+                    self.adapters.note_new(op)
+                    self._answer(ticket, None, result)
+            except Exception as error:
+                self._answer(ticket, error)
+        if running:
+            self._trainer.run_pass([self._tasks[ticket.number] for ticket in running])
+        for ticket in running:
+            if self._tasks[ticket.number].is_done:
+                self._end_task(ticket)
 
-    def get_tokenizer(self) -> Tokenizer:
-        if self._model.tokenizer is None:
-            raise InvalidRequest(f"base model {self.limits.name!r} has no tokenizer in its folder; pass token ids")
-        return self._model.tokenizer
-
-    def _run(self, tickets: list[ops.Ticket]) -> list[ops.Finished]:
-        """Tickets that may run together: their ops are of one kind, each of another adapter."""
-        jobs = [
-            Job(ticket.op.adapter, ticket.op.data, ticket.op.loss)
-            for ticket in tickets
-            if isinstance(ticket.op, ops.Forward | ops.ForwardBackward)
-        ]
-        if not jobs:
-            return [self._run_alone(ticket) for ticket in tickets]
-        backward = isinstance(tickets[0].op, ops.ForwardBackward)
-        results = self._trainer.forward_backward(jobs) if backward else self._trainer.forward(jobs)
-        return [_finished(ticket, result) for ticket, result in zip(tickets, results, strict=True)]
-
-    def _run_alone(self, ticket: ops.Ticket) -> ops.Finished:
+    def _end_task(self, ticket: ops.Ticket) -> None:
+        op, task = ticket.op, self._tasks[ticket.number]
         try:
-            return ops.Finished(ticket, self._do(ticket.op))
-        except Exception as error:  # the ticket's own failure: it goes to whoever holds its future
-            return ops.Finished(ticket, error=error)
+            output = task.output()
+        except Exception as error:
+            return self._answer(ticket, error)
+        if isinstance(op, ops.Score):
+            self.adapters.scored(op, task)
+            self._scheduler.hold(op.adapter, op.scored)
+        return self._answer(ticket, None, None if isinstance(op, ops.BackwardFrom) else output)
 
-    def _do(self, op: ops.Op) -> Any:
+    def _answer(self, ticket: ops.Ticket, error: Exception | None, result: ops.Result = None) -> None:
+        """The end of a ticket."""
+        op = ticket.op
+        self._answers.append(ops.Finished(ticket, result, error))
+        self._cuts.pop(ticket.number, None)
+        self._tasks.pop(ticket.number, None)
+        if error is not None:
+            self._scheduler.end(ticket)
         match op:
-            case ops.CreateAdapter(config):
-                targets = chosen(config, self._model.targets, self._model.untrainable)
-                return Adapter(initial_weights(config, targets, self._model.device))
-            case ops.LoadAdapter(path, with_optimizer):
-                saved = self._read(path, with_optimizer)
-                return Adapter(saved.weights, saved.moments)
-            case ops.ForwardBackwardCustom(adapter, data, loss_fn):
-                return self._trainer.forward_backward_custom(adapter, data, loss_fn)
-            case ops.OptimStep(adapter, params):
-                return adapter.optim_step(params)
-            case ops.SaveAdapter(adapter, path, meta, with_optimizer, overwrite):
-                moments = adapter.moments if with_optimizer else None
-                return write_adapter(path, adapter.weights, moments, meta, overwrite=overwrite, disk=self._disk)
-            case ops.RestoreAdapter(adapter, path, with_optimizer):
-                saved = self._read(path, with_optimizer)
-                return adapter.restore(saved.weights, saved.moments)
-            case ops.Freeze(adapter):
-                return adapter.weights
-            case ops.LoadWeights(path):
-                return self._read(path, with_optimizer=False).weights
-            case ops.Sample() | ops.ComputeLogprobs() | ops.Forward() | ops.ForwardBackward():
-                raise AssertionError("these run in company: sampling in the sampler, passes in the trainer")
+            case ops.Freeze() | ops.LoadWeights():
+                for waiting in self._for_weights.pop(op.weights, ()):
+                    self._with_weights(waiting, error)
+            case ops.Score() if error is not None:
+                self.adapters.forget_scored(op.scored)
+            case ops.BackwardFrom():
+                self.adapters.forget_scored(op.scored)
             case _:
-                assert_never(op)
-
-    def _read(self, path: Path, with_optimizer: bool) -> SavedAdapter:
-        saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
-        check_fits(saved, self._model.targets, self._model.weight_VE, path)
-        return saved
-
-
-def _holders_of(things: Iterable[Any]) -> list[Holder]:
-    """The values with tensors that ops and their results have to do with."""
-    holders: list[Holder] = []
-    for thing in things:
-        match thing:
-            case ops.Sample() | ops.ComputeLogprobs():
-                holders += [] if thing.weights is None else [thing.weights]
-            case AdapterWeights():
-                holders.append(thing)
-            case Adapter():
-                holders += [thing.weights, thing.moments]
-            case _ if isinstance(thing, ops.AdapterOp):
-                holders += [thing.adapter.weights, thing.adapter.moments]
-            case _:  # answers, and ops that make something new
                 pass
-    return holders
+
+    # ---- sampling ----------------------------------------------------------------------------------------------------
+
+    def _with_weights(self, ticket: ops.Ticket, error: Exception | None = None) -> None:
+        """What is done as soon as the weights are there that it names; `error` is why they could not be made."""
+        op, frozen = ticket.op, self.adapters.frozen
+        assert isinstance(op, ops.SamplingOp | ops.DropWeights), "no other op waits for weights"
+        if op.weights is not None and op.weights not in frozen:
+            missing = InvalidRequest(f"there are no weights of this name, or no more: {op.weights!r}")
+            return self._answer(ticket, error or missing)
+        if isinstance(op, ops.DropWeights):
+            del frozen[op.weights]
+            return self._answer(ticket, None)
+        self._newcomers.append(_Newcomer(ticket, None if op.weights is None else frozen[op.weights]))
+        return None
+
+    def _begin_sample(self, newcomer: "_Newcomer") -> None:
+        try:
+            if newcomer.weights is not None:
+                self._residency.use([newcomer.weights])
+            self._sampler.add(newcomer.ticket, newcomer.weights)
+        except Exception as error:
+            self._answer(newcomer.ticket, error)
 
 
-def _finished(ticket: ops.Ticket, result: Any) -> ops.Finished:
-    return ops.Finished(ticket, error=result) if isinstance(result, Exception) else ops.Finished(ticket, result)
+class _Newcomer(NamedTuple):
+    """A request for samples, and the weights that it names."""
+
+    ticket: ops.Ticket
+    weights: AdapterWeights | None

@@ -1,135 +1,236 @@
 """What a client can ask of an engine, as values, and what an engine is. No torch: any engine can be driven by these.
 
-Everything a client sends has been checked (`input_checks.py`); what fails here fails its own ticket. An `adapter` is an
-engine's own object and is only handed back to it; so is a `weights`, an adapter's factors frozen at one moment (None:
-the base model as it is). Whoever drops the last reference frees it.
+An op holds nothing that lives: it can be written down, sent elsewhere and done again, with the same result to the bit.
+Adapters, frozen weights and the logprobs of a custom loss have ids, which the submitter chooses and the engine keeps a
+table of. Everything that a client sends has been checked (`input_checks.py`); what fails here fails its own ticket.
+
+An op waits in a queue: that of its adapter, unless `queue` names another one. Queues are served in turn, and ops of one
+adapter keep their order in any case (`scheduler.py`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NewType, Protocol
 
 from stovetop.client import Tokenizer
 from stovetop.input_checks import ModelLimits
 from stovetop.losses import Loss
-from stovetop.types import AdamParams, Datum, LoraConfig, ModelInput, SamplingParams
+from stovetop.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    LoraConfig,
+    ModelInput,
+    OptimStepResponse,
+    SampleResponse,
+    SamplingParams,
+    TensorData,
+)
 
-Adapter = Any
-Weights = Any
+AdapterId = NewType("AdapterId", str)  # an adapter in training, with its gradients and its optimizer
+WeightsId = NewType("WeightsId", str)  # factors that never change: frozen at one moment, or read from a folder
+ScoreId = NewType("ScoreId", str)  # the logprobs that a custom loss is computed from
+
+Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreateAdapter:
-    """-> Adapter."""
+    """Makes `adapter`."""
 
+    adapter: AdapterId
     config: LoraConfig
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadAdapter:
-    """-> Adapter, with the rank and targets that the folder says."""
+    """Makes `adapter`, with the rank and targets that the folder says."""
 
+    adapter: AdapterId
     path: Path
     with_optimizer: bool
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
     """-> ForwardBackwardOutput; leaves no gradient."""
 
-    adapter: Adapter
+    adapter: AdapterId
     data: Sequence[Datum]
     loss: Loss
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBackward:
     """-> ForwardBackwardOutput; adds to the adapter's gradients."""
 
-    adapter: Adapter
+    adapter: AdapterId
     data: Sequence[Datum]
     loss: Loss
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ForwardBackwardCustom:
-    """-> ForwardBackwardOutput. `loss_fn(data, logprobs)` runs on the engine's thread."""
+class Score:
+    """-> ForwardBackwardOutput with the logprobs that a custom loss is computed from. Ops of the adapter that come
+    after it wait until `BackwardFrom` or `Spoil` has told what became of the loss."""
 
-    adapter: Adapter
+    adapter: AdapterId
     data: Sequence[Datum]
-    loss_fn: Callable[..., Any]
+    scored: ScoreId
+    queue: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BackwardFrom:
+    """Adds to the adapter's gradients those of a loss whose `gradients` with respect to the logprobs of `scored` are
+    these, by datum. It runs before what waits behind the `Score`."""
+
+    adapter: AdapterId
+    scored: ScoreId
+    gradients: Sequence[TensorData]
+    queue: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spoil:
+    """A forward_backward was refused: the next optim_step fails with the `reason`, for half of what was to be learned
+    is missing. With `scored`, it was a custom loss, and this runs before what waits behind the `Score`."""
+
+    adapter: AdapterId
+    reason: str
+    scored: ScoreId | None = None
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimStep:
     """-> OptimStepResponse; consumes the gradients."""
 
-    adapter: Adapter
+    adapter: AdapterId
     params: AdamParams
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SaveAdapter:
-    """-> None; a folder at `path`."""
+    """A folder at `path`."""
 
-    adapter: Adapter
+    adapter: AdapterId
     path: Path
-    meta: dict[str, Any]  # goes into the manifest
+    meta: Mapping[str, Json]  # goes into the manifest
     with_optimizer: bool
     overwrite: bool
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RestoreAdapter:
-    """-> None; the adapter takes over what is at `path`, its gradients are dropped."""
+    """The adapter takes over what is at `path`, its gradients are dropped."""
 
-    adapter: Adapter
+    adapter: AdapterId
     path: Path
     with_optimizer: bool
+    queue: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drop:
+    """Forgets the adapter."""
+
+    adapter: AdapterId
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Freeze:
-    """-> Weights of the adapter at this point of its program."""
+    """Makes `weights`: those of the adapter at this point of its program."""
 
-    adapter: Adapter
+    adapter: AdapterId
+    weights: WeightsId
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadWeights:
-    """-> Weights, from a folder."""
+    """Makes `weights`, from a folder."""
 
+    weights: WeightsId
     path: Path
+    queue: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DropWeights:
+    """Forgets the weights. What was submitted before still samples from them."""
+
+    weights: WeightsId
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """-> SampleResponse."""
+    """-> SampleResponse. `weights` None: the base model as it is. They may be still in the making."""
 
-    weights: Weights | None
+    weights: WeightsId | None
     prompt: ModelInput
     num_samples: int
     params: SamplingParams  # max_tokens and seed are set
     include_prompt_logprobs: bool
     topk_prompt_logprobs: int
+    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeLogprobs:
     """-> list[float | None], one a token of the prompt."""
 
-    weights: Weights | None
+    weights: WeightsId | None
     prompt: ModelInput
+    queue: str | None = field(default=None, kw_only=True)
 
 
-AdapterOp = Forward | ForwardBackward | ForwardBackwardCustom | OptimStep | SaveAdapter | RestoreAdapter | Freeze
+PassesOp = Forward | ForwardBackward | Score | BackwardFrom  # done in passes over the model, one a step
+AdapterOp = CreateAdapter | LoadAdapter | PassesOp | Spoil | OptimStep | SaveAdapter | RestoreAdapter | Drop | Freeze
+OrderedOp = AdapterOp | LoadWeights
 SamplingOp = Sample | ComputeLogprobs
-Op = AdapterOp | SamplingOp | CreateAdapter | LoadAdapter | LoadWeights
+Op = OrderedOp | SamplingOp | DropWeights
+
+Result = ForwardBackwardOutput | OptimStepResponse | SampleResponse | list[float | None] | None
 
 
-def num_tokens(op: Forward | ForwardBackward) -> int:
-    return sum(datum.model_input.length for datum in op.data)
+def lane_of(op: OrderedOp) -> str:
+    """What it keeps its order with: the other ops of its adapter. Each reading of weights is alone."""
+    return op.weights if isinstance(op, LoadWeights) else op.adapter
+
+
+def queue_of(op: Op) -> str:
+    match op:
+        case _ if op.queue is not None:
+            return op.queue
+        case Sample() | ComputeLogprobs():
+            return "" if op.weights is None else op.weights
+        case DropWeights():
+            return op.weights
+        case _:
+            return lane_of(op)
+
+
+def num_tokens(op: Op) -> int:
+    """That it asks to be computed, drawn ones included."""
+    match op:
+        case Forward() | ForwardBackward() | Score():
+            return sum(datum.model_input.length for datum in op.data)
+        case Sample():
+            return op.prompt.length + op.num_samples * (op.params.max_tokens or 0)
+        case ComputeLogprobs():
+            return op.prompt.length
+        case _:
+            return 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,8 +246,17 @@ class Finished:
     """A ticket with its result or its error."""
 
     ticket: Ticket
-    result: Any = None
+    result: Result = None
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a client needs to know of an engine, asked once."""
+
+    limits: ModelLimits
+    fingerprint: str  # tells base models apart by content, so that a state meets only the model it was trained on
+    tokenizer: str | None  # the folder or file that its tokenizer was read from; None for a model without one
 
 
 class Engine(Protocol):
@@ -154,24 +264,28 @@ class Engine(Protocol):
     of submission; everything else may be reordered and batched, which never changes a result."""
 
     @property
-    def limits(self) -> ModelLimits: ...
-    @property
-    def fingerprint(self) -> str:
-        """Tells base models apart by content, so that a state meets only the model it was trained on."""
-        ...
+    def description(self) -> Description: ...
 
     def check_lora(self, config: LoraConfig) -> None:
         """Refuses an adapter that this base model, or this machine, cannot have."""
         ...
 
     def submit(self, op: Op) -> Ticket: ...
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends what has not begun, and samples that run: the ticket is answered with the error `Cancelled`. What has
+        begun to train goes on."""
+        ...
+
     def step(self) -> list[Finished]:
-        """Does a bounded piece of work (a training op, one token for every running sample) and returns what ended."""
+        """Does a bounded piece of work (one training pass, one token for every running sample) and returns what
+        ended. Each ticket ends once. After an exception the engine is not to be used any more."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to do."""
+        """Nothing can be done now. What waits for the gradients of a custom loss may be left."""
         ...
 
-    def get_tokenizer(self) -> Tokenizer: ...
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer itself, in the engine's process."""
+        ...

@@ -73,7 +73,7 @@ class Residency:
     def _put_away(self, key: int, holder: Holder) -> None:
         try:
             _replace(holder, self._mapped if self._device.type == "cpu" else _on_host)
-        except OSError as error:  # a full disk, say: nothing is lost, the adapter is where it was
+        except (OSError, RuntimeError) as error:  # a full disk or no map of it: the adapter is where it was
             log.warning("idle adapters stay in memory from now on, for there is no room in %s: %s", self._folder, error)
             self._limit_bytes = sys.maxsize
             return

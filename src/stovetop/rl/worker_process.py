@@ -26,12 +26,15 @@ _SPAWN = get_context("spawn")  # a fork would copy locks that threads of this pr
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """A call, ready to be sent to a process."""
+
     packed: bytes  # the function, its arguments and the limit
     timeout_s: float
     name: str
 
     @classmethod
     def of(cls, function: Callable[..., object], arguments: Sequence[object], timeout_s: float, name: str) -> Self:
+        """A call of `function`; `name` is what errors call it. What does not pickle is refused."""
         name = name or repr(function)
         timeout_s = take(_TIME_LIMIT, timeout_s, f"{name}: timeout_s")
         return cls(pickle.dumps((function, arguments, timeout_s)), timeout_s, name)

@@ -10,7 +10,7 @@ from examples import datum, logprobs, train
 
 from stovetop.backends import recording
 from stovetop.durable import read_manifest
-from stovetop.errors import InvalidRequest, RequestFailedError, UnknownName
+from stovetop.errors import InvalidRequest, RequestFailedError, ServiceClosed, UnknownName
 from stovetop.types import AdamParams, Datum, ModelInput, SamplingParams
 
 
@@ -178,16 +178,14 @@ def test_a_gradient_of_nan_on_demand_is_skipped_by_the_step() -> None:
 def test_an_engine_that_breaks_fails_everyone_who_waits_and_everyone_who_comes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def broken(verb: recording.Verb) -> float:
-        if verb == "optim_step":
-            raise KeyError("a bug of ours")
-        return 0.05
-
-    service = recording.open_service(latency_s=broken)
+    service = recording.open_service(latency_s=0.05)
     client = service.create_lora_training_client("any/model").result()
     futures = [client.forward_backward([datum()], "cross_entropy"), client.optim_step(AdamParams())]
-    for future in [*futures, client.forward([datum()], "cross_entropy")]:
+    client._base.thread.engine.step = lambda: {}["a bug of ours"]
+    for future in futures:
         with pytest.raises(RequestFailedError, match="a bug of ours"):
             future.result(timeout=5)
+    with pytest.raises(ServiceClosed, match=r"forward.*the engine has failed \(KeyError\('a bug of ours'\)\)"):
+        client.forward([datum()], "cross_entropy")
     service.close()
     assert "the engine failed" in caplog.text

@@ -196,7 +196,7 @@ def test_peft_reads_our_adapter_and_gives_our_logits(engine: Engine, tmp_path: P
 
 
 def test_an_alpha_of_its_own_is_kept(engine: Engine, tmp_path: Path) -> None:
-    adapter = tiny.run(engine, ops.CreateAdapter(LoraConfig(rank=4, alpha=8.0, seed=0)))
+    adapter = tiny.create(engine, LoraConfig(rank=4, alpha=8.0, seed=0))
     assert adapter.weights.scale == 2.0
     write_adapter(tmp_path / "a", adapter.weights, None, META, overwrite=False)
     assert read_adapter(tmp_path / "a", with_optimizer=False, device=CPU).weights.scale == 2.0
@@ -219,5 +219,5 @@ def test_a_resumed_run_reports_the_same_numbers_to_the_last_bit(engine: Engine, 
     tiny.run(engine, ops.SaveAdapter(went_on, tmp_path / "a", META, with_optimizer=True, overwrite=False))
     expected = steps(went_on, 5)
     assert all(metrics["grad_norm"] > 0.05 for metrics in expected[1::2])
-    resumed = tiny.run(engine, ops.LoadAdapter(tmp_path / "a", with_optimizer=True))
+    resumed = tiny.load(engine, tmp_path / "a", with_optimizer=True)
     assert steps(resumed, 5) == expected

@@ -72,7 +72,7 @@ def test_a_merged_model_is_a_base_model_of_its_own(tmp_path: Path) -> None:
     write_merged(base, weights, tmp_path / "merged")
     assert fingerprint(tmp_path / "merged") != fingerprint(base)
     engine = Engine(load_model(tmp_path / "merged", "merged"))
-    adapter = tiny.run(engine, ops.CreateAdapter(LoraConfig(rank=1)))  # B is zero: the merged model itself
+    adapter = tiny.create(engine, LoraConfig(rank=1))  # B is zero: the merged model itself
     output = tiny.run(engine, ops.Forward(adapter, [tiny.datum(TOKENS)], CrossEntropy()))
     assert output.loss_fn_outputs[0]["logprobs"].data == pytest.approx(expected, abs=1e-5)
 

@@ -27,7 +27,7 @@ HOW = How(0.3)
 
 def sample(prompt: list[int], n: int, weights: AdapterWeights | None = None, **params: Any) -> ops.Sample:
     settings = SamplingParams(**{"max_tokens": 6, "seed": 1, "stop": []} | params)
-    return ops.Sample(weights, ModelInput.from_ints(prompt), n, settings, False, 0)
+    return ops.Sample(tiny.named(weights), ModelInput.from_ints(prompt), n, settings, False, 0)
 
 
 def prompt_cache(seed: int, length: int) -> tuple[KVCache, Tensor, Tensor]:
@@ -117,7 +117,7 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
     monkeypatch.setattr(batch, "MIN_PREFIX_TOKENS", 1000)
     alone = [tiny.run(Engine(base), op) for op in asked]
     monkeypatch.undo()
-    tickets = [engine.submit(op) for op in asked]
+    tickets = [tiny.submit(engine, op) for op in asked]
     answers, most_shared = {}, 0
     while not engine.idle:
         answers |= {done.ticket: done.result for done in engine.step()}
@@ -135,7 +135,7 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
 
 def test_a_prompt_is_not_kept_twice_once_its_samples_have_started() -> None:
     engine = tiny.engine()
-    engine.submit(sample(tiny.tokens(192, 1), 4, max_tokens=8))
+    tiny.submit(engine, sample(tiny.tokens(192, 1), 4, max_tokens=8))
     engine.step()
     running = engine._sampler._running  # pyright: ignore[reportPrivateUsage]  memory is nowhere else to be seen
     assert len(running) == 4
@@ -144,7 +144,7 @@ def test_a_prompt_is_not_kept_twice_once_its_samples_have_started() -> None:
 
 def test_many_samples_of_a_long_prompt_fit_where_their_copies_would_not() -> None:
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(192 + 192 + 16 * 64))
-    engine.submit(sample(tiny.tokens(192, 1), 16, max_tokens=8))
+    tiny.submit(engine, sample(tiny.tokens(192, 1), 16, max_tokens=8))
     engine.step()
     assert len(engine._sampler._running) == 16  # pyright: ignore[reportPrivateUsage]  16 · (192 + 8) would be 3,200
 
@@ -154,7 +154,7 @@ def test_layers_with_windows_share_nothing() -> None:
     base = adopt(mistral(), "windows", fingerprint="windows")
     assert not base.attends_plainly
     engine = Engine(base)
-    engine.submit(sample(tiny.tokens(70, 1), 3))
+    tiny.submit(engine, sample(tiny.tokens(70, 1), 3))
     engine.step()
     assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  nothing else shows it
 
@@ -162,10 +162,10 @@ def test_layers_with_windows_share_nothing() -> None:
 def test_a_twin_that_comes_later_shares_with_those_that_run(base: BaseModel) -> None:
     engine, prompt = Engine(base), tiny.tokens(70, 1)
     alone = [tiny.run(Engine(base), sample(prompt, n, seed=n)) for n in (2, 1)]
-    first = engine.submit(sample(prompt, 2, seed=2))
+    first = tiny.submit(engine, sample(prompt, 2, seed=2))
     engine.step()
     engine.step()
-    second = engine.submit(sample(prompt, 1, seed=1))
+    second = tiny.submit(engine, sample(prompt, 1, seed=1))
     answers: dict[ops.Ticket, Any] = {}
     engine.step()
     prefixes = engine._sampler._prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  who shares is not to be seen
@@ -181,7 +181,7 @@ def test_after_a_pass_that_failed_nothing_is_shared_with_those_that_are_gone(
 ) -> None:
     engine, prompt = Engine(base), tiny.tokens(70, 1)
     expected = [s.tokens for s in tiny.run(Engine(base), sample(prompt, 3)).sequences]
-    engine.submit(sample(prompt, 3))
+    tiny.submit(engine, sample(prompt, 3))
     engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(batch, "draw", lambda *_: 1 / 0)
@@ -194,9 +194,9 @@ def test_after_a_pass_that_failed_nothing_is_shared_with_those_that_are_gone(
 def test_samples_share_only_as_far_as_their_groups_are_of_about_one_size() -> None:
     """A pass computes as many rows for each prefix as for the one with the most."""
     engine = tiny.engine()
-    engine.submit(sample(tiny.tokens(70, 0), 100))
+    tiny.submit(engine, sample(tiny.tokens(70, 0), 100))
     for seed in range(1, 41):
-        engine.submit(sample(tiny.tokens(70, seed), 2))
+        tiny.submit(engine, sample(tiny.tokens(70, seed), 2))
     while not engine.idle:
         engine.step()
         prefixes = engine._sampler._prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  it is a cost
@@ -208,7 +208,7 @@ def test_prefixes_count_towards_the_bound_and_what_does_not_fit_waits() -> None:
     """Three prompts of 128 as prefixes, their samples, and two prompts that were computed for them."""
     limit = 3 * 128 + 10 * 64 + 2 * 128
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(limit))
-    tickets = [engine.submit(sample(tiny.tokens(128, seed), 4, max_tokens=8)) for seed in range(6)]
+    tickets = [tiny.submit(engine, sample(tiny.tokens(128, seed), 4, max_tokens=8)) for seed in range(6)]
     answers: dict[ops.Ticket, Any] = {}
     most = 0
     while not engine.idle:

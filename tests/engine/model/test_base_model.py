@@ -24,7 +24,7 @@ from engine.model.test_attention import SMALL
 from stovetop.engine.engine import Engine
 from stovetop.engine.kernels.arithmetic import Fast, Frozen
 from stovetop.engine.model.loading import adopt, fingerprint, load_model
-from stovetop.engine.ops import CreateAdapter, ForwardBackward
+from stovetop.engine.ops import ForwardBackward
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.tokenizer import get_tokenizer
@@ -81,8 +81,8 @@ def test_soft_capped_scores_are_honoured() -> None:
 def test_experts_train_nothing_rather_than_something_else() -> None:
     engine = Engine(adopt(mixture(), "experts", fingerprint=""))
     with pytest.raises(InvalidRequest, match=r"train_mlp=True.*experts"):
-        tiny.run(engine, CreateAdapter(LoraConfig(rank=2, seed=0)))
-    adapter = tiny.run(engine, CreateAdapter(LoraConfig(rank=2, seed=0, train_mlp=False)))
+        tiny.create(engine, LoraConfig(rank=2, seed=0))
+    adapter = tiny.create(engine, LoraConfig(rank=2, seed=0, train_mlp=False))
     assert any("q_proj" in name for name in adapter.weights.tensors)
 
 
@@ -108,7 +108,7 @@ def test_a_gguf_file_is_a_base_model_with_its_tokenizer(tmp_path: Path) -> None:
     assert base.tokenizer is not None
     assert base.tokenizer.decode([TOKENS.index("ab")]) == "ab"
     engine = Engine(base)
-    adapter = tiny.run(engine, CreateAdapter(LoraConfig(rank=2, seed=0)))
+    adapter = tiny.create(engine, LoraConfig(rank=2, seed=0))
     output = tiny.run(engine, ForwardBackward(adapter, [tiny.datum([5, 9, 20, 7])], CrossEntropy()))
     assert output.metrics["loss:sum"] > 0
     assert get_tokenizer(str(tmp_path / "model.gguf")).eos_token_id == 2

@@ -13,7 +13,7 @@ from engine.model.test_attention import PROMPT, SEQUENCES, SMALL, packed_logits
 from stovetop.engine.engine import Engine
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
-from stovetop.engine.ops import ComputeLogprobs, CreateAdapter, ForwardBackward, Sample
+from stovetop.engine.ops import ComputeLogprobs, ForwardBackward, Sample
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import LoraConfig, ModelInput, SamplingParams
@@ -105,9 +105,9 @@ def test_each_family_trains_or_says_why_a_part_does_not(family: str, base: BaseM
     engine = Engine(base)
     if family in WITH_EXPERTS:
         with pytest.raises(InvalidRequest, match=r"train_mlp=True.*experts"):
-            tiny.run(engine, CreateAdapter(LoraConfig(rank=2, seed=0)))
+            tiny.create(engine, LoraConfig(rank=2, seed=0))
     config = LoraConfig(rank=2, seed=0, train_mlp=family not in WITH_EXPERTS)
-    adapter = tiny.run(engine, CreateAdapter(config))
+    adapter = tiny.create(engine, config)
     tiny.run(engine, ForwardBackward(adapter, [tiny.datum(sequence) for sequence in SEQUENCES], CrossEntropy()))
     reached = {name for name, gradient in adapter.gradients.items() if gradient.abs().max() > 0}
     assert reached == {name for name in adapter.weights.tensors if name.endswith(".B")}

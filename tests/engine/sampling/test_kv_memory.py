@@ -68,7 +68,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 def op(prompt: list[int], n: int, max_tokens: int, weights: AdapterWeights | None = None, **params: Any) -> ops.Sample:
     wanted = SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "stop": []} | params)
-    return ops.Sample(weights, ModelInput.from_ints(prompt), n, wanted, False, 0)
+    return ops.Sample(tiny.named(weights), ModelInput.from_ints(prompt), n, wanted, False, 0)
 
 
 def inside(engine: Engine) -> sampler.Sampler:
@@ -77,7 +77,7 @@ def inside(engine: Engine) -> sampler.Sampler:
 
 def answers(engine: Engine, asked: list[ops.Sample], limit_bytes: int | None = None) -> list[list[SampledSequence]]:
     """What each request is answered with when all come at once."""
-    tickets, done = [engine.submit(each) for each in asked], {}
+    tickets, done = [tiny.submit(engine, each) for each in asked], {}
     while not engine.idle:
         for finished in engine.step():
             assert finished.error is None
@@ -112,7 +112,7 @@ def test_samples_without_max_tokens_on_a_long_context_run_together_within_their_
     limit = tiny.kv_bytes(LONG_CONTEXT + 128, long_model)
     engine = Engine(long_model, max_kv_bytes=limit)
     asked = op(tiny.tokens(12, 0), 16, LONG_CONTEXT - 12, stop=list(range(0, tiny.VOCAB_SIZE, 20)))
-    ticket = engine.submit(asked)
+    ticket = tiny.submit(engine, asked)
     engine.step()
     running = inside(engine)._running  # pyright: ignore[reportPrivateUsage]
     assert running[0].request.num_left == 0  # all have begun, and few ended with their first token
@@ -175,12 +175,12 @@ def test_a_sequence_that_fills_all_memory_runs_alone_and_its_request_goes_on(mea
 def test_a_long_prompt_gets_its_turn_though_short_ones_keep_coming(scored: bool) -> None:
     """At once more wait to be continued than there is room for, so a long prompt finds none by chance."""
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(512))
-    more = (engine.submit(op(tiny.tokens(10, seed), 6, 4, seed=seed)) for seed in itertools.count())
+    more = (tiny.submit(engine, op(tiny.tokens(10, seed), 6, 4, seed=seed)) for seed in itertools.count())
     for _ in range(12):
         next(more)
     engine.step()
     prompt = ModelInput.from_ints(tiny.tokens(200, 1000))
-    long = engine.submit(ops.ComputeLogprobs(None, prompt) if scored else op(prompt.to_ints(), 1, 3))
+    long = tiny.submit(engine, ops.ComputeLogprobs(None, prompt) if scored else op(prompt.to_ints(), 1, 3))
     later = []
     while not any(done.ticket is long for done in later):
         finished = engine.step()
@@ -192,7 +192,7 @@ def test_a_long_prompt_gets_its_turn_though_short_ones_keep_coming(scored: bool)
 
 def test_what_could_never_fit_is_refused_with_its_numbers() -> None:
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(192))
-    assert engine.limits.longest_sequence == 128
+    assert engine.description.limits.longest_sequence == 128
     with pytest.raises(InvalidRequest, match=r"129 tokens.*enough for 128 tokens of 512 bytes.*raise max_kv_bytes"):
         tiny.run(engine, op(tiny.tokens(100, 0), 1, 29))
     assert tiny.run(engine, op(tiny.tokens(100, 0), 1, 28)).sequences
@@ -207,7 +207,7 @@ def test_logprobs_of_a_prompt_come_once_though_it_is_computed_again() -> None:
         for seed in range(3)
     ]
     engine = tiny.engine(max_kv_bytes=limit)
-    tickets, found = [engine.submit(each) for each in scored], {}
+    tickets, found = [tiny.submit(engine, each) for each in scored], {}
     while not engine.idle:
         found |= {done.ticket: done.result for done in engine.step()}
     for ticket, asked in zip(tickets, scored, strict=True):

@@ -39,7 +39,9 @@ def op(
     prompt: list[int], weights: AdapterWeights | None = None, n: int = 1, max_tokens: int = 2, **more: Any
 ) -> ops.Sample:
     params = SamplingParams(max_tokens, more.pop("seed", 0), [], more.pop("temperature", 1.0))
-    return ops.Sample(weights, ModelInput.from_ints(prompt), n, params, more.get("logprobs", False), more.get("top", 0))
+    return ops.Sample(
+        tiny.named(weights), ModelInput.from_ints(prompt), n, params, more.get("logprobs", False), more.get("top", 0)
+    )
 
 
 def test_a_prompt_that_begins_as_an_earlier_one_takes_that_over(engine: Engine, passes: list[int]) -> None:
@@ -59,7 +61,7 @@ def test_prompts_that_come_together_and_begin_alike_are_computed_once(engine: En
     asked = [op(same, seed=1), op(same, seed=2), op([*same[:20], 1, 2], seed=3), op([1, 2], seed=4), op([1, 2], seed=5)]
     expected = [tiny.run(tiny.engine(), each).sequences[0].logprobs for each in asked]
     passes.clear()
-    tickets = [engine.submit(each) for each in asked]
+    tickets = [tiny.submit(engine, each) for each in asked]
     answers = {}
     while not engine.idle:
         answers |= {done.ticket: done.result.sequences[0].logprobs for done in engine.step()}
@@ -82,7 +84,7 @@ def test_new_weights_never_meet_old_keys(engine: Engine) -> None:
     adapter = tiny.trained_adapter(engine)
     old = tiny.run(engine, op(prompt, adapter.weights))
     tiny.run(engine, ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(9, 0))], CrossEntropy()))
-    old_weights = tiny.run(engine, ops.Freeze(adapter))
+    old_weights = tiny.freeze(engine, adapter)
     tiny.run(engine, ops.OptimStep(adapter, tiny.SGD))
     new = tiny.run(engine, op(prompt, adapter.weights))
     assert new.prompt_cache_hit_tokens == 0
@@ -97,6 +99,7 @@ def test_prompts_of_weights_that_are_gone_are_not_kept(engine: Engine) -> None:
     found = engine._sampler._prompts._kept  # pyright: ignore[reportPrivateUsage]  what is kept is memory
     for seed in range(5):
         tiny.run(engine, op(tiny.tokens(30, seed), tiny.trained_adapter(engine, seed).weights))
+        engine.adapters.by_id.clear()
         gc.collect()
     assert len(found) <= 2
 
@@ -127,10 +130,10 @@ def test_a_long_prompt_stalls_neither_running_sequences_nor_short_prompts(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "PIECE_TOKENS", 10)
-    running = engine.submit(op(tiny.tokens(5, 0), max_tokens=6))
+    running = tiny.submit(engine, op(tiny.tokens(5, 0), max_tokens=6))
     engine.step()
-    long = engine.submit(op(tiny.tokens(200, 1)))
-    short = engine.submit(op(tiny.tokens(8, 2)))
+    long = tiny.submit(engine, op(tiny.tokens(200, 1)))
+    short = tiny.submit(engine, op(tiny.tokens(8, 2)))
     ended: dict[ops.Ticket, int] = {}
     for step in range(40):
         ended |= {done.ticket: step for done in engine.step()}
@@ -144,8 +147,8 @@ def test_memory_is_bounded_by_waiting() -> None:
     runs alone."""
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(320))
     running = engine._sampler._running  # pyright: ignore[reportPrivateUsage]  how many run is memory
-    tickets = [engine.submit(op(tiny.tokens(10, seed), n=3, max_tokens=10)) for seed in range(4)]
-    tickets.append(engine.submit(op(tiny.tokens(200, 9), max_tokens=50)))
+    tickets = [tiny.submit(engine, op(tiny.tokens(10, seed), n=3, max_tokens=10)) for seed in range(4)]
+    tickets.append(tiny.submit(engine, op(tiny.tokens(200, 9), max_tokens=50)))
     most, results = 0, {}
     while not engine.idle:
         results |= {done.ticket: done.result for done in engine.step()}
@@ -164,12 +167,12 @@ def test_random_traffic_never_deadlocks_and_leaves_nothing_behind(monkeypatch: p
     for number in range(80):
         prompt, owner = tiny.tokens(chosen.choice([1, 5, 40, 100]), number % 12), chosen.choice(weights)
         if chosen.random() < 0.2:
-            open_tickets.add(engine.submit(ops.ComputeLogprobs(owner, ModelInput.from_ints(prompt))))
+            open_tickets.add(tiny.submit(engine, ops.ComputeLogprobs(tiny.named(owner), ModelInput.from_ints(prompt))))
         else:
             stop = chosen.choice([None, [], list(range(0, 512, 9)), "a"])
             params = SamplingParams(chosen.randint(1, 20), number, stop, chosen.choice([0.0, 1.0]))
-            asked = ops.Sample(owner, ModelInput.from_ints(prompt), chosen.randint(1, 5), params, False, 0)
-            open_tickets.add(engine.submit(asked))
+            asked = ops.Sample(tiny.named(owner), ModelInput.from_ints(prompt), chosen.randint(1, 5), params, False, 0)
+            open_tickets.add(tiny.submit(engine, asked))
         for _ in range(chosen.randint(0, 3)):
             open_tickets -= {done.ticket for done in engine.step() if answered(done)}
     for _ in range(5000):
@@ -192,7 +195,9 @@ def test_twins_of_a_prompt_that_is_too_long_to_keep_are_computed_once_all_the_sa
     engine: Engine, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "KEPT_TOKENS", 20)
-    tickets = [engine.submit(op(tiny.tokens(length, length), seed=seed)) for length in (30, 40) for seed in range(4)]
+    tickets = [
+        tiny.submit(engine, op(tiny.tokens(length, length), seed=seed)) for length in (30, 40) for seed in range(4)
+    ]
     answers = {done.ticket for done in engine.step()} | {done.ticket for done in engine.step()}
     assert answers == set(tickets)
     assert passes == [70, 8]
@@ -203,7 +208,7 @@ def test_prompts_that_could_not_be_continued_yet_are_not_computed_ahead(
 ) -> None:
     monkeypatch.setattr(sampler, "HELD_TOKENS", 130)
     monkeypatch.setattr(sampler, "MAX_RUNNING", 2)
-    tickets = [engine.submit(op(tiny.tokens(40, seed), max_tokens=5)) for seed in range(12)]
+    tickets = [tiny.submit(engine, op(tiny.tokens(40, seed), max_tokens=5)) for seed in range(12)]
     answers = set()
     while not engine.idle:
         answers |= {done.ticket for done in engine.step()}

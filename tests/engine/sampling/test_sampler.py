@@ -21,7 +21,7 @@ PROMPT = tiny.tokens(12, 0)
 
 def sample_op(prompt: list[int], n: int = 1, weights: AdapterWeights | None = None, **params: Any) -> ops.Sample:
     settings = SamplingParams(**{"max_tokens": 12, "seed": 1, "stop": []} | params)
-    return ops.Sample(weights, ModelInput.from_ints(prompt), n, settings, False, 0)
+    return ops.Sample(tiny.named(weights), ModelInput.from_ints(prompt), n, settings, False, 0)
 
 
 def sample(engine: Engine, prompt: list[int], n: int = 1, **more: Any) -> list[SampledSequence]:
@@ -56,7 +56,12 @@ def test_greedy_takes_the_argmax_of_the_full_forward(engine: Engine, weights: Ad
     sequence = sample(engine, PROMPT, weights=weights, temperature=0.0)[0]
     for length, token in enumerate(sequence.tokens):
         scored = ops.Sample(
-            weights, ModelInput.from_ints([*PROMPT, *sequence.tokens[:length], 0]), 1, SamplingParams(1, 0), False, 1
+            tiny.named(weights),
+            ModelInput.from_ints([*PROMPT, *sequence.tokens[:length], 0]),
+            1,
+            SamplingParams(1, 0),
+            False,
+            1,
         )
         best, _ = tiny.run(engine, scored).topk_prompt_logprobs[-1][0]
         assert token == best
@@ -78,8 +83,8 @@ def test_neighbours_that_join_and_leave_change_nothing(engine: Engine, weights: 
     for prompt, seed in ours:
         length, count = (int(torch.randint(1, 9, (1,), generator=generator)) for _ in range(2))
         other = weights if count % 2 else None
-        engine.submit(sample_op(tiny.tokens(length, length), count, other, max_tokens=length, temperature=0.5))
-        tickets.append(engine.submit(sample_op(prompt, 3, weights, seed=seed)))
+        tiny.submit(engine, sample_op(tiny.tokens(length, length), count, other, max_tokens=length, temperature=0.5))
+        tickets.append(tiny.submit(engine, sample_op(prompt, 3, weights, seed=seed)))
         results |= step(engine) | step(engine)
     results |= rest(engine)
     assert [[s.tokens for s in results[ticket].sequences] for ticket in tickets] == alone
@@ -159,10 +164,10 @@ def test_the_end_of_text_stops_unless_stops_are_turned_off(engine: Engine) -> No
 def test_scoring_and_sampling_share_a_step_and_agree(engine: Engine, weights: AdapterWeights) -> None:
     sequence = sample(engine, PROMPT, weights=weights)[0]
     whole = ModelInput.from_ints([*PROMPT, *sequence.tokens])
-    scored = tiny.run(engine, ops.ComputeLogprobs(weights, whole))
+    scored = tiny.run(engine, ops.ComputeLogprobs(tiny.named(weights), whole))
     assert scored[0] is None
     assert scored[len(PROMPT) :] == pytest.approx(sequence.logprobs, abs=1e-5)
-    asked = ops.Sample(weights, whole, 2, SamplingParams(2, 0, []), True, 3)
+    asked = ops.Sample(tiny.named(weights), whole, 2, SamplingParams(2, 0, []), True, 3)
     response = tiny.run(engine, asked)
     assert response.prompt_logprobs == pytest.approx(scored)
     assert response.topk_prompt_logprobs[0] is None
@@ -173,8 +178,8 @@ def test_more_samples_than_fit_wait_their_turn(engine: Engine, monkeypatch: pyte
     monkeypatch.setattr(sampler, "MAX_RUNNING", 4)
     alone = [[s.tokens for s in sample(engine, tiny.tokens(6, i), 3, seed=i)] for i in range(5)]
     big = [s.tokens for s in sample(engine, PROMPT, 7)]
-    tickets = [engine.submit(sample_op(tiny.tokens(6, i), 3, seed=i)) for i in range(5)]
-    tickets.append(engine.submit(sample_op(PROMPT, 7)))
+    tickets = [tiny.submit(engine, sample_op(tiny.tokens(6, i), 3, seed=i)) for i in range(5)]
+    tickets.append(tiny.submit(engine, sample_op(PROMPT, 7)))
     results = rest(engine)
     assert [[s.tokens for s in results[ticket].sequences] for ticket in tickets] == [*alone, big]
 
@@ -193,14 +198,14 @@ def test_logits_that_are_no_numbers_fail_their_own_request_and_no_other(vocab_si
     prompts = [[1, 2, 3, index] for index in range(3)]
     alone = [sample(Engine(model), prompt, 3, weights=healthy, seed=index) for index, prompt in enumerate(prompts)]
     bad = diverged(tiny.trained_adapter(engine, 1).weights)
-    tickets = [engine.submit(sample_op(prompts[0], 3, healthy, seed=0))]
+    tickets = [tiny.submit(engine, sample_op(prompts[0], 3, healthy, seed=0))]
     broken = [
-        engine.submit(sample_op(prompts[1], 4, bad)),
-        engine.submit(sample_op(prompts[1], 1, bad, temperature=0.0)),
+        tiny.submit(engine, sample_op(prompts[1], 4, bad)),
+        tiny.submit(engine, sample_op(prompts[1], 1, bad, temperature=0.0)),
     ]
-    broken.append(engine.submit(ops.ComputeLogprobs(bad, ModelInput.from_ints(prompts[2]))))
-    broken.append(engine.submit(dataclasses.replace(sample_op(prompts[2], 1, bad), topk_prompt_logprobs=2)))
-    tickets += [engine.submit(sample_op(prompts[index], 3, healthy, seed=index)) for index in (1, 2)]
+    broken.append(tiny.submit(engine, ops.ComputeLogprobs(tiny.named(bad), ModelInput.from_ints(prompts[2]))))
+    broken.append(tiny.submit(engine, dataclasses.replace(sample_op(prompts[2], 1, bad), topk_prompt_logprobs=2)))
+    tickets += [tiny.submit(engine, sample_op(prompts[index], 3, healthy, seed=index)) for index in (1, 2)]
     done = {}
     while not engine.idle:
         done |= {finished.ticket: finished for finished in engine.step()}

@@ -141,7 +141,7 @@ def test_a_custom_loss_has_the_gradient_of_the_built_in_one() -> None:
         return loss, {"longest": float(max(map(len, logprobs)))}
 
     tiny.run(engine, ops.ForwardBackward(built_in, data, CrossEntropy()))
-    output = tiny.run(engine, ops.ForwardBackwardCustom(custom, data, loss_fn))
+    output = tiny.run_custom(engine, custom, data, loss_fn)
     assert built_in.gradients is not None
     assert_same(custom.gradients, built_in.gradients, tolerance=1e-6)
     assert output.metrics["longest"] == 26.0
@@ -183,12 +183,12 @@ def test_a_custom_loss_keeps_to_the_bound_on_a_pass() -> None:
     most = {}
     for what, count in (("built-in", 24), ("custom", 6), ("custom", 24)):
         data = [tiny.datum(tiny.tokens(31, seed)) for seed in range(count)]
-        op = ops.ForwardBackward(tiny.trained_adapter(engine), data, CrossEntropy())
-        if what == "custom":
-            op = ops.ForwardBackwardCustom(tiny.trained_adapter(engine), data, quadratic)
-        kept = Kept()
+        adapter, kept = tiny.trained_adapter(engine), Kept()
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda box: box[0]):
-            tiny.run(engine, op)
+            if what == "custom":
+                tiny.run_custom(engine, adapter, data, quadratic)
+            else:
+                tiny.run(engine, ops.ForwardBackward(adapter, data, CrossEntropy()))
         most[what, count] = kept.most
     assert most["custom", 24] < 1.05 * most["custom", 6]
     assert most["custom", 24] < 1.05 * most["built-in", 24]
@@ -199,8 +199,8 @@ def test_a_custom_loss_in_any_passes_has_the_gradient_of_one(max_tokens_per_pass
     engine, cut = tiny.engine(), tiny.engine(max_tokens_per_pass=max_tokens_per_pass)
     whole, other = tiny.trained_adapter(engine), tiny.trained_adapter(cut)
     data = [tiny.datum(s) for s in SEQUENCES]
-    expected = tiny.run(engine, ops.ForwardBackwardCustom(whole, data, quadratic))
-    output = tiny.run(cut, ops.ForwardBackwardCustom(other, data, quadratic))
+    expected = tiny.run_custom(engine, whole, data, quadratic)
+    output = tiny.run_custom(cut, other, data, quadratic)
     assert output.loss_fn_outputs == expected.loss_fn_outputs  # to the bit
     assert output.metrics == expected.metrics
     assert whole.gradients is not None
@@ -218,9 +218,9 @@ def test_the_gradient_of_a_custom_loss_is_that_of_the_built_in_one_to_the_bit() 
         engine = tiny.engine(**settings)
         built_in, custom, alone = (tiny.trained_adapter(engine) for _ in range(3))
         tiny.run(engine, ops.ForwardBackward(built_in, data, CrossEntropy()))
-        tiny.run(engine, ops.ForwardBackwardCustom(custom, data, negative_sum))
+        tiny.run_custom(engine, custom, data, negative_sum)
         for datum in data:
-            tiny.run(engine, ops.ForwardBackwardCustom(alone, [datum], negative_sum))
+            tiny.run_custom(engine, alone, [datum], negative_sum)
         for other in (custom, alone) if "micro_batch_invariant" in settings else (custom,):
             assert built_in.gradients is not None
             assert other.gradients is not None
@@ -231,14 +231,14 @@ def test_a_custom_loss_over_more_than_fits_is_computed_in_smaller_passes(monkeyp
     engine = tiny.engine()
     reference, adapter = tiny.trained_adapter(engine), tiny.trained_adapter(engine)
     data = [tiny.datum(s) for s in SEQUENCES]
-    expected = tiny.run(engine, ops.ForwardBackwardCustom(reference, data, quadratic))
+    expected = tiny.run_custom(engine, reference, data, quadratic)
     limit_tokens(monkeypatch, 30)
-    output = tiny.run(engine, ops.ForwardBackwardCustom(adapter, data, quadratic))
+    output = tiny.run_custom(engine, adapter, data, quadratic)
     assert output.loss_fn_outputs == expected.loss_fn_outputs
     assert reference.gradients is not None
     assert_same(adapter.gradients, reference.gradients, tolerance=1e-5)
     with pytest.raises(InvalidRequest, match="60 tokens does not fit"):
-        tiny.run(engine, ops.ForwardBackwardCustom(adapter, [tiny.datum(tiny.tokens(61, 0))], quadratic))
+        tiny.run_custom(engine, adapter, [tiny.datum(tiny.tokens(61, 0))], quadratic)
 
 
 def limit_tokens(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
@@ -340,5 +340,5 @@ def test_a_state_of_other_linears_is_not_loaded_into_an_adapter() -> None:
     fewer = {name: t for name, t in adapter.weights.tensors.items() if "k_proj" not in name}
     before = adapter.weights
     with pytest.raises(CheckpointError, match=r"other linears .*k_proj"):
-        adapter.restore(replace(adapter.weights, tensors=fewer), adapter.moments)
+        adapter.adapter.restore(replace(adapter.weights, tensors=fewer), adapter.moments)
     assert adapter.weights is before

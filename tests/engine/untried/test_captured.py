@@ -78,7 +78,9 @@ def wave(engine: Engine, weights: list[AdapterWeights | None], seed: int = 0) ->
         params = SamplingParams(max_tokens=4 + 7 * index % 23, stop=[], seed=seed + index)
         prompt = ModelInput.from_ints(tiny.tokens(5 + 9 * index % 40, index))
         tickets.append(
-            engine.submit(ops.Sample(weights[index % len(weights)], prompt, 1 + index % 2, params, False, 0))
+            tiny.submit(
+                engine, ops.Sample(tiny.named(weights[index % len(weights)]), prompt, 1 + index % 2, params, False, 0)
+            )
         )
         answers |= {done.ticket: done.result for done in engine.step()}
     while not engine.idle:

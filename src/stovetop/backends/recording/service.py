@@ -17,9 +17,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, assert_never, get_args
+from typing import Annotated, Literal, assert_never, get_args
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -33,7 +33,7 @@ from stovetop.checks import check, checked_as
 from stovetop.client import Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
 from stovetop.engine import ops
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import Cancelled, InvalidRequest, UnknownName
 from stovetop.input_checks import ModelLimits
 from stovetop.losses import Loss, temperature_of
 from stovetop.rules import AnyOf, Anything, Function, Instance, ListOf, Text, Whole, number
@@ -149,7 +149,15 @@ class Adapter:
     moments: Moments
     gradient_VV: Floats | None = None  # None: no forward_backward since the last optim_step
     failure: Exception | None = None  # of a forward_backward since the last optim_step
-    busy_until_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scored:
+    """What a custom loss is computed from, until it is known what became of the loss."""
+
+    data: Sequence[Datum]
+    scored_D: list[bigram.Scored]
+    fault: "Fault | None"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -165,9 +173,15 @@ class RecordingEngine:
 
     def __init__(self, name: str, seed: int, latency_s: Latency, faults: Sequence[Fault], disk: Disk) -> None:
         self._tokenizer = ByteTokenizer()
-        self.limits = ModelLimits(name, len(self._tokenizer), CONTEXT_LENGTH)
         self._base_VV = _base_table(name, seed, len(self._tokenizer))
-        self.fingerprint = hashlib.sha256(self._base_VV.tobytes()).hexdigest()
+        limits = ModelLimits(name, len(self._tokenizer), CONTEXT_LENGTH)
+        self.description = ops.Description(limits, hashlib.sha256(self._base_VV.tobytes()).hexdigest(), name)
+        self.adapters: dict[ops.AdapterId, Adapter] = {}
+        self._frozen: dict[ops.WeightsId, Table] = {}
+        self._scored: dict[ops.ScoreId, _Scored] = {}
+        self._held: dict[ops.AdapterId, list[_Queued]] = {}  # what waits for what became of a custom loss
+        self._busy_until_s: dict[ops.AdapterId, float] = {}
+        self._answers: list[ops.Finished] = []
         self._latency_s = latency_s
         self._faults = faults
         self._disk = disk
@@ -182,16 +196,31 @@ class RecordingEngine:
         """Queues an op and records it as a call. It is done when its latency has passed and those before it are
         done."""
         self._submitted += 1
-        verb = verb_of(op)
-        self._count[verb] += 1
-        nth = self._count[verb]
-        fault = next((fault for fault in self._faults if fault.verb == verb and fault.nth == nth), None)
-        ticket = ops.Ticket(self._submitted, op)
-        heapq.heappush(self._queue, _Queued(self._due_s(op, verb), ticket.number, ticket, fault))
+        ticket, verb, fault = ops.Ticket(self._submitted, op), verb_of(op), None
+        if verb is not None:
+            self._count[verb] += 1
+            nth = self._count[verb]
+            fault = next((fault for fault in self._faults if fault.verb == verb and fault.nth == nth), None)
+        queued = _Queued(self._due_s(op, verb), ticket.number, ticket, fault)
+        if isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored is not None and op.adapter in self._held:
+            queued = replace(queued, due_s=0.0, number=-ticket.number)
+            for waiting in self._held.pop(op.adapter):
+                heapq.heappush(self._queue, waiting)
+        heapq.heappush(self._queue, queued)
         return ticket
+
+    def cancel(self, ticket: ops.Ticket) -> None:
+        for queue in (self._queue, *self._held.values()):
+            if any(queued.ticket is ticket for queued in queue):
+                queue[:] = [queued for queued in queue if queued.ticket is not ticket]
+                heapq.heapify(queue)
+                self._answers.append(ops.Finished(ticket, error=Cancelled()))
 
     def step(self) -> list[ops.Finished]:
         """Runs the next op that is due, or waits a millisecond at most, so that new ones are seen."""
+        if self._answers:
+            answers, self._answers = self._answers, []
+            return answers
         if not self._queue:
             return []
         wait_s = self._queue[0].due_s - time.monotonic()
@@ -200,73 +229,100 @@ class RecordingEngine:
             return []
         queued = heapq.heappop(self._queue)
         op = queued.ticket.op
+        if isinstance(op, ops.AdapterOp) and op.adapter in self._held:
+            self._held[op.adapter].append(queued)
+            return []
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # an infinite loss is reported, and its step skipped
                 return [ops.Finished(queued.ticket, result=self._run_faulty(op, queued.fault))]
         except Exception as error:  # it belongs to the caller of this op
-            if isinstance(op, ops.ForwardBackward | ops.ForwardBackwardCustom):
-                op.adapter.failure = op.adapter.failure or error
+            if isinstance(op, ops.ForwardBackward | ops.Score | ops.BackwardFrom) and op.adapter in self.adapters:
+                adapter = self.adapters[op.adapter]
+                adapter.failure = adapter.failure or error
             return [ops.Finished(queued.ticket, error=error)]
 
     @property
     def idle(self) -> bool:
-        return not self._queue
+        return not self._queue and not self._answers
 
     def get_tokenizer(self) -> ByteTokenizer:
         """The byte tokenizer, whatever the model's name."""
         return self._tokenizer
 
-    def _due_s(self, op: ops.Op, verb: Verb) -> float:
-        latency_s = self._latency_s(verb) if callable(self._latency_s) else self._latency_s
+    def _due_s(self, op: ops.Op, verb: Verb | None) -> float:
+        latency_s = 0.0 if verb is None else self._latency_s(verb) if callable(self._latency_s) else self._latency_s
         if not isinstance(op, ops.AdapterOp):
             return time.monotonic() + latency_s
-        op.adapter.busy_until_s = max(op.adapter.busy_until_s, time.monotonic()) + latency_s
-        return op.adapter.busy_until_s
+        due_s = max(self._busy_until_s.get(op.adapter, 0.0), time.monotonic()) + latency_s
+        self._busy_until_s[op.adapter] = due_s
+        return due_s
 
-    def _run_faulty(self, op: ops.Op, fault: Fault | None) -> Any:
+    def _run_faulty(self, op: ops.Op, fault: Fault | None) -> ops.Result:
         match fault:
-            case None:
-                return self._run(op)
             case Raises():
                 raise fault.error
-            case NonFiniteGradient():
-                assert isinstance(op, ops.ForwardBackward | ops.ForwardBackwardCustom), "these are its verbs"
-                output = self._run(op)
-                op.adapter.gradient_VV = op.adapter.gradient_VV * np.nan
+            case NonFiniteGradient() if isinstance(op, ops.ForwardBackward):
+                output = self._run(op, fault)
+                self._spoil_gradient(op.adapter)
                 return output
             case _:
-                assert_never(fault)
+                return self._run(op, fault)
 
-    def _run(self, op: ops.Op) -> Any:
+    def _run(self, op: ops.Op, fault: Fault | None) -> ops.Result:
         match op:
             case ops.CreateAdapter():
-                return self._new_adapter(op.config)
+                self.adapters[op.adapter] = self._new_adapter(op.config)
             case ops.LoadAdapter():
                 adapter = self._new_adapter(LoraConfig(**read_manifest(op.path)["lora"]))
                 self._restore(adapter, op.path, op.with_optimizer)
-                return adapter
+                self.adapters[op.adapter] = adapter
             case ops.RestoreAdapter():
-                return self._restore(op.adapter, op.path, op.with_optimizer)
+                self._restore(self._adapter(op.adapter), op.path, op.with_optimizer)
             case ops.SaveAdapter():
-                return self._save(op)
+                self._save(self._adapter(op.adapter), op)
             case ops.Forward():
-                return self._forward(op.adapter.delta_VV, op.data, op.loss)[0]
+                return self._forward(self._adapter(op.adapter).delta_VV, op.data, op.loss)[0]
             case ops.ForwardBackward():
-                return _accumulate(op.adapter, *self._forward(op.adapter.delta_VV, op.data, op.loss))
-            case ops.ForwardBackwardCustom():
-                return _accumulate(op.adapter, *self._custom(op.adapter.delta_VV, op))
+                adapter = self._adapter(op.adapter)
+                output, gradient_VV = self._forward(adapter.delta_VV, op.data, op.loss)
+                _accumulate(adapter, gradient_VV)
+                return output
+            case ops.Score():
+                return self._score(op, fault)
+            case ops.BackwardFrom():
+                self._backward_from(op)
+            case ops.Spoil():
+                adapter = self._adapter(op.adapter)
+                adapter.failure = adapter.failure or InvalidRequest(op.reason)
+                if op.scored is not None:
+                    self._scored.pop(op.scored, None)
             case ops.OptimStep():
-                return _optim_step(op.adapter, op.params)
+                return _optim_step(self._adapter(op.adapter), op.params)
             case ops.Freeze():
-                return op.adapter.delta_VV
+                self._frozen[op.weights] = self._adapter(op.adapter).delta_VV
             case ops.LoadWeights():
-                return load(read_folder(op.path)["adapter.safetensors"])["delta"]
+                self._frozen[op.weights] = load(read_folder(op.path)["adapter.safetensors"])["delta"]
+            case ops.Drop():
+                del self.adapters[op.adapter]
+            case ops.DropWeights():
+                del self._frozen[op.weights]
             case ops.Sample():
                 return self._sample(op)
             case ops.ComputeLogprobs():
-                return _prompt_logprobs(self._table(op.weights), op.prompt)
+                return _prompt_logprobs(self._table(self._weights(op.weights)), op.prompt)
             case _:
                 assert_never(op)
+        return None
+
+    def _adapter(self, name: ops.AdapterId) -> Adapter:
+        if name not in self.adapters:
+            raise InvalidRequest(f"there is no adapter of this name: it could not be made, or was dropped: {name!r}")
+        return self.adapters[name]
+
+    def _weights(self, name: ops.WeightsId | None) -> Table | None:
+        if name is not None and name not in self._frozen:
+            raise InvalidRequest(f"there are no weights of this name, or no more: {name!r}")
+        return None if name is None else self._frozen[name]
 
     # -- training --
 
@@ -284,20 +340,32 @@ class RecordingEngine:
             total += value
         return _output(logprobs_D, {"loss:sum": total}), gradient_VV
 
-    def _custom(self, delta_VV: Table, op: ops.ForwardBackwardCustom) -> tuple[ForwardBackwardOutput, Floats]:
-        import torch
-
-        from stovetop.engine.training.custom_loss import judge
-
-        table_VV = self._table(delta_VV)
+    def _score(self, op: ops.Score, fault: Fault | None) -> ForwardBackwardOutput:
+        table_VV = self._table(self._adapter(op.adapter).delta_VV)
         scored_D = [bigram.score(table_VV, datum) for datum in op.data]
-        leaves_D = [torch.tensor(scored.logprobs, dtype=torch.float32) for scored in scored_D]
-        judged = judge(op.loss_fn, op.data, leaves_D)
-        gradient_VV = np.zeros(table_VV.shape)
-        for datum, scored, slope in zip(op.data, scored_D, judged.gradients, strict=True):
-            gradient_VV += bigram.gradient(scored, datum, slope.numpy().astype(np.float64))
-        metrics = {**judged.metrics, "loss:sum": judged.loss}
-        return _output([scored.logprobs for scored in scored_D], metrics), gradient_VV
+        self._scored[op.scored] = _Scored(op.data, scored_D, fault)
+        if not self._answer_waits(op.scored):
+            self._held[op.adapter] = []
+        return _output([scored.logprobs for scored in scored_D], {})
+
+    def _answer_waits(self, scored: ops.ScoreId) -> bool:
+        """What became of the loss is known already: the ops are done once more from a record."""
+        waiting = [queued.ticket.op for queued in self._queue]
+        return any(isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored == scored for op in waiting)
+
+    def _backward_from(self, op: ops.BackwardFrom) -> None:
+        scored = self._scored.pop(op.scored)
+        gradient_VV = np.zeros(self._base_VV.shape)
+        for datum, own, slope in zip(scored.data, scored.scored_D, op.gradients, strict=True):
+            gradient_VV += bigram.gradient(own, datum, slope.array.astype(np.float64))
+        _accumulate(self._adapter(op.adapter), gradient_VV)
+        if isinstance(scored.fault, NonFiniteGradient):
+            self._spoil_gradient(op.adapter)
+
+    def _spoil_gradient(self, name: ops.AdapterId) -> None:
+        adapter = self._adapter(name)
+        assert adapter.gradient_VV is not None, "it was just added"
+        adapter.gradient_VV = adapter.gradient_VV * np.nan
 
     # -- state --
 
@@ -305,8 +373,7 @@ class RecordingEngine:
         zeros_VV = np.zeros_like(self._base_VV)
         return Adapter(config, zeros_VV, Moments(0, zeros_VV, zeros_VV))
 
-    def _save(self, op: ops.SaveAdapter) -> None:
-        adapter: Adapter = op.adapter
+    def _save(self, adapter: Adapter, op: ops.SaveAdapter) -> None:
         files = {"adapter.safetensors": save({"delta": adapter.delta_VV})}
         if op.with_optimizer:
             moments = adapter.moments
@@ -333,7 +400,7 @@ class RecordingEngine:
         return self._base_VV if delta_VV is None else self._base_VV + delta_VV
 
     def _sample(self, op: ops.Sample) -> SampleResponse:
-        table_VV, topk = self._table(op.weights), op.topk_prompt_logprobs
+        table_VV, topk = self._table(self._weights(op.weights)), op.topk_prompt_logprobs
         return SampleResponse(
             bigram.draw(table_VV, op.prompt.to_ints(), op.num_samples, op.params, self._tokenizer),
             _prompt_logprobs(table_VV, op.prompt) if op.include_prompt_logprobs else None,
@@ -341,8 +408,8 @@ class RecordingEngine:
         )
 
 
-def verb_of(op: ops.Op) -> Verb:
-    """The client's verb that an op comes from."""
+def verb_of(op: ops.Op) -> Verb | None:
+    """The client's verb that an op comes from; None where it is a part of one."""
     match op:
         case ops.CreateAdapter():
             return "create_lora_training_client"
@@ -354,8 +421,10 @@ def verb_of(op: ops.Op) -> Verb:
             return "forward"
         case ops.ForwardBackward():
             return "forward_backward"
-        case ops.ForwardBackwardCustom():
+        case ops.Score():
             return "forward_backward_custom"
+        case ops.BackwardFrom() | ops.Spoil() | ops.Drop() | ops.DropWeights():
+            return None
         case ops.OptimStep():
             return "optim_step"
         case ops.SaveAdapter():
@@ -387,9 +456,8 @@ def _base_table(name: str, seed: int, vocab_size: int) -> Table:
     return table_VV.astype(np.float32)
 
 
-def _accumulate(adapter: Adapter, output: ForwardBackwardOutput, gradient_VV: Floats) -> ForwardBackwardOutput:
+def _accumulate(adapter: Adapter, gradient_VV: Floats) -> None:
     adapter.gradient_VV = gradient_VV if adapter.gradient_VV is None else adapter.gradient_VV + gradient_VV
-    return output
 
 
 def _optim_step(adapter: Adapter, params: AdamParams) -> OptimStepResponse:

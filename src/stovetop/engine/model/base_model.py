@@ -39,6 +39,7 @@ class BaseModel:
     num_layers: int
     stop_tokens: frozenset[int]  # the model's own ends of text
     tokenizer: Tokenizer | None  # None for a folder without one
+    tokenizer_place: str | None  # the folder or file that it was read from
     config: PreTrainedConfig
     trunk: PreTrainedModel
     layers: DecoderLayers

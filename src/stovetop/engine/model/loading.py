@@ -68,7 +68,7 @@ def load_model(
     refuse_other_mixers(name, config)  # before gigabytes are read
     model = _model(place, name, DTYPES[dtype])
     tokenizer = _tokenizer(place, name, model.config)
-    return adopt(
+    base = adopt(
         model,
         name,
         fingerprint=mark,
@@ -77,6 +77,7 @@ def load_model(
         deterministic=deterministic,
         pack_kernel=pack_kernel,
     )
+    return replace(base, tokenizer_place=None if tokenizer is None else str(place))
 
 
 def fingerprint(place: Path, name: str | None = None) -> str:
@@ -300,6 +301,7 @@ def _wrapped(
         num_layers=config.num_hidden_layers,
         stop_tokens=_stop_tokens(model, tokenizer),
         tokenizer=tokenizer,
+        tokenizer_place=None,
         config=config,
         trunk=trunk,
         layers=layers,

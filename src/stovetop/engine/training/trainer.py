@@ -1,5 +1,5 @@
 # pyright: basic
-"""Forward, backward and the state of an adapter: what the training verbs do, on checked input.
+"""Forward and backward: what the training verbs do, on checked input.
 
 Datums, of one adapter or of several, are packed in passes of a bounded number of tokens, in the order they came. The
 losses of a pass are summed, so its gradient adds to the earlier ones and the cut into passes changes nothing but
@@ -11,11 +11,11 @@ Shapes: `N` tokens of one datum, `K` targets per position, `P` pairs (row, targe
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from traceback import clear_frames
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from stovetop.engine.lora.weights import AdapterWeights, Tensors, factors_of
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.head import pair_logprobs
 from stovetop.engine.training.adapter import Adapter
-from stovetop.engine.training.custom_loss import judge
 from stovetop.engine.training.loss_math import LossInputs, loss_sum
 from stovetop.errors import InvalidRequest
 from stovetop.losses import Loss, temperature_of
@@ -44,50 +43,92 @@ class Given:
     gradients: Sequence[Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """Data of one adapter, and their loss; None where only logprobs are asked for."""
+class Cut(NamedTuple):
+    """Data of one pass, by index, and how many tokens it has: those counted once that data begin with alike."""
 
-    adapter: Adapter
-    data: Sequence[Datum]
-    loss: Loss | Given | None
-
-
-class _Unit(NamedTuple):
-    job: int
-    index: int  # among the data of its job
-    datum: Datum
+    indices: Sequence[int]
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Share:
-    """What one adapter has in a pass."""
-
-    job: int
-    weights: AdapterWeights
-    indices: Sequence[int]  # of its data, among those of the job
-    data: Sequence[Datum]
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """The logprobs of data, by datum; with the graph that leads to them where all data fit into one pass."""
+class Graph:
+    """Logprobs, by datum, with what leads back from them to the factors of an adapter."""
 
     logprobs: list[Tensor]
-    share: _Share | None  # of that pass, whose factors are the leaves of the graph; None without a graph
+    leaves: Tensors
+
+    def gradients(self, loss: Given) -> Tensors:
+        sums = [(own * given).sum() for own, given in zip(self.logprobs, loss.gradients, strict=True)]
+        (gradients,) = _gradients(torch.stack(sums).sum(), [self.leaves])
+        return gradients
 
 
 @dataclass(slots=True, eq=False)
-class _Progress:
-    """What the passes over a job have given so far; after an error there are no more."""
+class Task:
+    """Data of one adapter on their way through the passes that they need."""
 
+    adapter: Adapter
+    data: Sequence[Datum]
+    loss: Loss | Given | None  # None where only logprobs are asked for
+    cuts: deque[Cut]  # of the passes that are left
+    backward: bool = False
+    spoils: bool = False  # if it fails, the adapter must not step
+    keeps_graph: bool = False  # of its one pass, if there is memory for it
+    graph: Graph | None = None  # that was kept, or from which to go back
     total: float = 0.0
     logprobs: list[Tensor] = field(default_factory=list)
     error: Exception | None = None
 
-    def result(self) -> ForwardBackwardOutput | Exception:
-        return self.error or _output(self.logprobs, {"loss:sum": self.total})
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or not self.cuts
+
+    def fail(self, error: Exception) -> None:
+        """There are no more passes."""
+        self.error = error
+        if self.spoils:
+            self.adapter.fail(error)
+
+    def take(self, computed: "_Computed") -> None:
+        """What a pass gave. Where that fails the task fails: the pass cannot be done again."""
+        try:
+            if self.backward:
+                self.adapter.gradients = _sum(self.adapter.gradients, computed.gradients)
+            self.total += computed.loss
+            self.logprobs += computed.logprobs
+        except Exception as error:
+            self.fail(error)
+
+    def output(self) -> ForwardBackwardOutput:
+        """Of a task that is done. Raises what it failed with."""
+        if self.error is not None:
+            raise self.error
+        return _output(self.logprobs, {} if self.loss is None else {"loss:sum": self.total})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Share:
+    """What one task has in a pass."""
+
+    task: Task
+    indices: Sequence[int]  # of its data
+
+    @property
+    def data(self) -> list[Datum]:
+        return [self.task.data[index] for index in self.indices]
+
+    @property
+    def temperature(self) -> float:
+        loss = self.task.loss
+        return 1.0 if loss is None or isinstance(loss, Given) else temperature_of(loss)
+
+
+class _Computed(NamedTuple):
+    """What a pass gave for one share."""
+
+    loss: float
+    logprobs: list[Tensor]
+    gradients: Tensors  # none of a forward pass
 
 
 class Trainer:
@@ -95,135 +136,79 @@ class Trainer:
         self._model = model
         self._max_tokens = max_tokens_per_pass
 
-    def forward(self, jobs: Sequence[Job]) -> list[ForwardBackwardOutput | Exception]:
-        with torch.inference_mode():
-            return [progress.result() for progress in self._run(jobs, backward=False)]
+    def cuts(self, data: Sequence[Datum]) -> list[Cut]:
+        """The passes that data of one adapter need: as many tokens in each as fit."""
+        tokens = [datum.model_input.to_ints() for datum in data]
+        commons = [0, *(common_length(before, after) for before, after in pairwise(tokens))]
+        shared = [common if common >= MIN_SHARED_TOKENS else 0 for common in commons]
+        lengths = list(map(len, tokens))
+        cuts: list[Cut] = []
+        for cut in micro_batches(lengths, self._max_tokens, shared):
+            indices = range(cut.start, cut.stop)
+            cuts.append(Cut(indices, sum(lengths[cut]) - sum(shared[cut.start + 1 : cut.stop])))
+        return cuts
 
-    def forward_backward(self, jobs: Sequence[Job]) -> list[ForwardBackwardOutput | Exception]:
-        """Each job's result, or why it failed; one that fails does not touch the others. Gradients are added to those
-        of the adapters, each of which has one job."""
-        results = [progress.result() for progress in self._run(jobs, backward=True)]
-        for job, result in zip(jobs, results, strict=True):
-            if isinstance(result, Exception):
-                job.adapter.fail(result)
-        return results
-
-    def _run(self, jobs: Sequence[Job], *, backward: bool) -> list[_Progress]:
-        progress = [_Progress() for _ in jobs]
-        waiting = deque(self._passes(_units(jobs)))
+    def run_pass(self, tasks: Sequence[Task]) -> None:
+        """The next pass of each, all in one. Tasks are of different adapters and of one kind; one that keeps a graph,
+        or goes back from one, is alone. Where a pass fails, each task is tried alone, so that one that fails does not
+        touch the others; one that does not fit into memory is tried in halves."""
+        waiting = deque([[_Share(task, task.cuts.popleft().indices) for task in tasks]])
         while waiting:
-            units = [unit for unit in waiting.popleft() if progress[unit.job].error is None]
-            if not units:
+            shares = [share for share in waiting.popleft() if share.task.error is None]
+            if not shares:
                 continue
             try:
-                self._pass(jobs, units, progress, backward=backward)
+                computed = self._compute(shares)
             except torch.OutOfMemoryError as error:
-                log.warning("a pass of %d datums does not fit into memory: trying two halves", len(units))
                 clear_frames(error.__traceback__)  # which hold what did not fit
-                if len(units) == 1:
-                    progress[units[0].job].error = _too_large(units[0].datum, error)
-                waiting.extendleft([] if len(units) == 1 else (units[len(units) // 2 :], units[: len(units) // 2]))
-            except Exception as error:  # of one of the jobs: each is tried alone
+                waiting.extendleft(reversed(_halves(shares, error)))
+            except Exception as error:  # of one of the tasks
                 clear_frames(error.__traceback__)  # which hold the activations of all
-                alone = [list(own) for _, own in groupby(units, key=lambda unit: unit.job)]
-                if len(alone) == 1:
-                    progress[units[0].job].error = error
-                waiting.extendleft([] if len(alone) == 1 else reversed(alone))
-        return progress
+                if len(shares) == 1:
+                    shares[0].task.fail(error)
+                waiting.extendleft([[share] for share in reversed(shares)] if len(shares) > 1 else [])
+            else:
+                for share, own in zip(shares, computed, strict=True):
+                    share.task.take(own)
 
-    def _pass(self, jobs: Sequence[Job], units: list[_Unit], progress: list[_Progress], *, backward: bool) -> None:
-        """Takes effect as a whole or not at all."""
-        shares = [
-            _Share(
-                index,
-                _leaves(jobs[index].adapter.weights) if backward else jobs[index].adapter.weights,
-                [unit.index for unit in own],
-                [unit.datum for unit in own],
-                _temperature_of(jobs[index].loss),
-            )
-            for index, own in ((index, list(own)) for index, own in groupby(units, key=lambda unit: unit.job))
-        ]
-        scored = self._score(shares)
-        losses = [
-            _total_loss(jobs[share.job].loss, share, logprobs) for share, logprobs in zip(shares, scored, strict=True)
-        ]
-        if backward:
-            gradients = _gradients(torch.stack(losses).sum(), [share.weights.tensors for share in shares])
-            for share, own in zip(shares, gradients, strict=True):
-                jobs[share.job].adapter.gradients = _sum(jobs[share.job].adapter.gradients, own)
-        for share, loss, logprobs in zip(shares, losses, scored, strict=True):
-            progress[share.job].total += loss.item()
-            progress[share.job].logprobs += [tensor.detach() for tensor in logprobs]
+    def _compute(self, shares: Sequence[_Share]) -> list[_Computed]:
+        """Changes no adapter."""
+        (*_, last) = tasks = [share.task for share in shares]
+        if last.graph is not None:
+            assert isinstance(last.loss, Given), "a kept graph is for the way back from a custom loss"
+            return [_Computed(0.0, [], last.graph.gradients(last.loss))]
+        weights, needs_graph = [task.adapter.weights for task in tasks], last.backward or last.keeps_graph
+        with torch.set_grad_enabled(needs_graph), torch.inference_mode(not needs_graph):
+            weights = [_leaves(own) for own in weights] if needs_graph else weights
+            scored = self._score(shares, weights)
+            if last.keeps_graph:
+                last.graph = Graph(scored[0], weights[0].tensors)
+            losses = [_total_loss(share, logprobs) for share, logprobs in zip(shares, scored, strict=True)]
+            gradients: list[Tensors] = [{} for _ in shares]
+            if last.backward:
+                gradients = _gradients(torch.stack(losses).sum(), [own.tensors for own in weights])
+            return [
+                _Computed(loss.item(), [tensor.detach() for tensor in logprobs], own)
+                for loss, logprobs, own in zip(losses, scored, gradients, strict=True)
+            ]
 
-    def forward_backward_custom(
-        self, adapter: Adapter, data: Sequence[Datum], loss_fn: Callable[..., Any]
-    ) -> ForwardBackwardOutput:
-        """In three phases: the logprobs of all data; the user's loss on them, which is given nothing of the model; the
-        way back from its gradient. The first and the last keep to the bound on a pass."""
-        try:
-            scored = self.score(adapter, data)
-            judged = judge(loss_fn, data, scored.logprobs)
-            self.backward_from(adapter, data, scored, judged.gradients)
-        except Exception as error:
-            adapter.fail(error)
-            raise
-        return _output(judged.logprobs, {**judged.metrics, "loss:sum": judged.loss})
-
-    def score(self, adapter: Adapter, data: Sequence[Datum]) -> Scored:
-        """Only where one pass holds all data is its graph kept for the way back: more than a pass would not fit."""
-        job = Job(adapter, data, None)
-        if len(self._passes(_units([job]))) == 1:
-            share = _Share(0, _leaves(adapter.weights), range(len(data)), data)
-            try:
-                return Scored(self._score([share])[0], share)
-            except torch.OutOfMemoryError as error:
-                clear_frames(error.__traceback__)  # which hold what did not fit; in smaller passes it may
-        with torch.no_grad():
-            (progress,) = self._run([job], backward=False)
-        if progress.error is not None:
-            raise progress.error
-        return Scored(progress.logprobs, None)
-
-    def backward_from(
-        self, adapter: Adapter, data: Sequence[Datum], scored: Scored, gradients: Sequence[Tensor]
-    ) -> None:
-        """Adds to the adapter's gradients those of a loss whose gradients with respect to the logprobs are given."""
-        loss = Given(gradients)
-        if scored.share is None:
-            (progress,) = self._run([Job(adapter, data, loss)], backward=True)
-            if progress.error is not None:
-                raise progress.error
-            return
-        total = _total_loss(loss, scored.share, scored.logprobs)
-        (own,) = _gradients(total, [scored.share.weights.tensors])
-        adapter.gradients = _sum(adapter.gradients, own)
-
-    def _passes(self, units: list[_Unit]) -> list[list[_Unit]]:
-        """As many tokens as fit, those counted once that data of one adapter begin with alike."""
-        tokens = [unit.datum.model_input.to_ints() for unit in units]
-        shared = [0] * len(units)
-        for index, ((before, first), (unit, second)) in enumerate(pairwise(zip(units, tokens, strict=True)), start=1):
-            common = common_length(first, second) if before.job == unit.job else 0
-            shared[index] = common if common >= MIN_SHARED_TOKENS else 0
-        return [units[cut] for cut in micro_batches(list(map(len, tokens)), self._max_tokens, shared)]
-
-    def _score(self, shares: Sequence[_Share]) -> list[list[Tensor]]:
+    def _score(self, shares: Sequence[_Share], weights: Sequence[AdapterWeights]) -> list[list[Tensor]]:
         """One packed pass: hidden states of every token once, then the log-probability of every target, (N,) or (N, K)
         for each datum of each share."""
         packs = [pack([datum.model_input.to_ints() for datum in share.data]) for share in shares]
         starts = list(accumulate((packed.num_tokens for packed in packs), initial=0))
         segments = [Segment(start, end - start) for start, end in pairwise(starts)]
-        parts = batched_rows([share.weights for share in shares], segments, self._model.device)
+        parts = batched_rows(weights, segments, self._model.device)
         filling = -starts[-1] % self._model.arithmetic.row_multiple
         packed = joined([*packs, pack([[0] * filling])] if filling else packs)
         plan = self._model.packed_attention(packed)
         hidden_NE = self._model.hidden_states(packed, plan, parts)
         asked = [_targets(share.data, own) for share, own in zip(shares, packs, strict=True)]
         scored: dict[int, list[Tensor]] = {}
-        for together in self._scored_together(shares):
+        for together in _scored_together(shares, weights):
             rows_P = torch.cat([asked[index].rows_P + starts[index] for index in together])
             targets_P = torch.cat([asked[index].targets_P for index in together])
-            head = self._model.head([Rows(shares[together[0]].weights)])
+            head = self._model.head([Rows(weights[together[0]])])
             on = self._model.device
             temperature = shares[together[0]].temperature
             logprobs_P = pair_logprobs(head, hidden_NE, rows_P.to(on), targets_P.to(on), temperature)
@@ -232,13 +217,28 @@ class Trainer:
                 scored[index] = [each.view(shape) for each, shape in zip(flat, asked[index].shapes, strict=True)]
         return [scored[index] for index in range(len(shares))]
 
-    def _scored_together(self, shares: Sequence[_Share]) -> list[list[int]]:
-        """Shares that one pass of the head can do: those with the same temperature that leave the head alone."""
-        groups: dict[tuple[float, int | None], list[int]] = {}
-        for index, share in enumerate(shares):
-            trains_head = factors_of(share.weights, HEAD) is not None
-            groups.setdefault((share.temperature, index if trains_head else None), []).append(index)
-        return list(groups.values())
+
+def _scored_together(shares: Sequence[_Share], weights: Sequence[AdapterWeights]) -> list[list[int]]:
+    """Shares that one pass of the head can do: those with the same temperature that leave the head alone."""
+    groups: dict[tuple[float, int | None], list[int]] = {}
+    for index, (share, own) in enumerate(zip(shares, weights, strict=True)):
+        trains_head = factors_of(own, HEAD) is not None
+        groups.setdefault((share.temperature, index if trains_head else None), []).append(index)
+    return list(groups.values())
+
+
+def _halves(shares: list[_Share], error: Exception) -> list[list[_Share]]:
+    """Two passes for one that does not fit into memory; none where a datum alone does not."""
+    if len(shares) > 1:
+        return [shares[: len(shares) // 2], shares[len(shares) // 2 :]]
+    (share,) = shares
+    share.task.keeps_graph = False
+    half = len(share.indices) // 2
+    log.warning("a pass of %d datums does not fit into memory: trying two halves", len(share.indices))
+    if half == 0:
+        share.task.fail(_too_large(share.data[0], error))
+        return []
+    return [[_Share(share.task, share.indices[:half])], [_Share(share.task, share.indices[half:])]]
 
 
 class _Targets(NamedTuple):
@@ -284,22 +284,14 @@ def _sum(old: Tensors | None, new: Tensors) -> Tensors:
     return {name: old[name].add_(new[name]) for name in new} if old else new
 
 
-def _units(jobs: Sequence[Job]) -> list[_Unit]:
-    return [_Unit(number, index, datum) for number, job in enumerate(jobs) for index, datum in enumerate(job.data)]
-
-
-def _temperature_of(loss: Loss | Given | None) -> float:
-    return 1.0 if loss is None or isinstance(loss, Given) else temperature_of(loss)
-
-
-def _total_loss(loss: Loss | Given | None, share: _Share, logprobs: list[Tensor]) -> Tensor:
-    match loss:
+def _total_loss(share: _Share, logprobs: list[Tensor]) -> Tensor:
+    match share.task.loss:
         case None:
             sums = [torch.zeros(())]
         case Given(gradients):
             own = [gradients[index] for index in share.indices]
             sums = [(scored * gradient).sum() for scored, gradient in zip(logprobs, own, strict=True)]
-        case _:
+        case loss:
             pairs = zip(share.data, logprobs, strict=True)
             sums = [loss_sum(loss, scored, _inputs(datum, scored)) for datum, scored in pairs]
     return torch.stack(sums).sum()

@@ -1,0 +1,147 @@
+# pyright: basic
+"""The adapters and frozen weights of an engine, by their ids, and what ops do to them."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from stovetop.durable import Disk
+from stovetop.engine import ops
+from stovetop.engine.files.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
+from stovetop.engine.lora.weights import AdapterWeights, chosen, initial_weights
+from stovetop.engine.model.base_model import BaseModel
+from stovetop.engine.residency import Residency
+from stovetop.engine.training.adapter import Adapter
+from stovetop.engine.training.trainer import Cut, Given, Graph, Task, Trainer
+from stovetop.errors import InvalidRequest
+from stovetop.types import Datum
+
+
+@dataclass(slots=True, eq=False)
+class _Scored:
+    """What a custom loss is computed from, until it is known what became of the loss."""
+
+    data: Sequence[Datum]
+    cuts: list[Cut]
+    graph: Graph | None = None
+
+
+class Adapters:
+    def __init__(self, model: BaseModel, trainer: Trainer, residency: Residency, disk: Disk) -> None:
+        self._model = model
+        self._trainer = trainer
+        self._residency = residency
+        self._disk = disk
+        self.by_id: dict[ops.AdapterId, Adapter] = {}
+        self.frozen: dict[ops.WeightsId, AdapterWeights] = {}
+        self._scored: dict[ops.ScoreId, _Scored] = {}
+
+    def cuts(self, op: ops.OrderedOp) -> list[Cut]:
+        """The passes over the model that an op needs: none for most."""
+        match op:
+            case ops.Forward() | ops.ForwardBackward():
+                return self._trainer.cuts(op.data)
+            case ops.Score():
+                self._scored[op.scored] = scored = _Scored(op.data, self._trainer.cuts(op.data))
+                return scored.cuts
+            case ops.BackwardFrom() if op.scored in self._scored:
+                return self._scored[op.scored].cuts
+            case _:
+                return []
+
+    def task(self, op: ops.PassesOp, cuts: Sequence[Cut]) -> Task:
+        """The beginning of an op that needs passes."""
+        adapter = self._adapter(op.adapter)
+        match op:
+            case ops.Forward():
+                return Task(adapter, op.data, op.loss, deque(cuts))
+            case ops.ForwardBackward():
+                return Task(adapter, op.data, op.loss, deque(cuts), backward=True, spoils=True)
+            case ops.Score():
+                return Task(adapter, op.data, None, deque(cuts), spoils=True, keeps_graph=self._may_keep(cuts))
+            case ops.BackwardFrom():
+                scored = self._scored[op.scored]
+                given = Given([tensor.to_torch().to(self._model.device) for tensor in op.gradients])
+                return Task(adapter, scored.data, given, deque(cuts), backward=True, spoils=True, graph=scored.graph)
+            case _:
+                assert_never(op)
+
+    def _may_keep(self, cuts: Sequence[Cut]) -> bool:
+        """Whether the graph of a pass may wait for a loss: one at a time, so that memory is bounded by two passes. The
+        others are computed again, which gives the same."""
+        return len(cuts) == 1 and all(scored.graph is None for scored in self._scored.values())
+
+    def scored(self, op: ops.Score, task: Task) -> None:
+        """The logprobs of a custom loss are there."""
+        self._scored[op.scored].graph = task.graph
+
+    def forget_scored(self, scored: ops.ScoreId | None) -> None:
+        if scored is not None:
+            self._scored.pop(scored, None)
+
+    def use(self, op: ops.OrderedOp) -> None:
+        """What an op works on is in the memory of the device from now on, until others push it out."""
+        if not isinstance(op, ops.CreateAdapter | ops.LoadAdapter | ops.LoadWeights):
+            adapter = self._adapter(op.adapter)
+            self._residency.use([adapter.weights, adapter.moments])
+
+    def note_new(self, op: ops.OrderedOp) -> None:
+        """What an op has made counts from now on."""
+        match op:
+            case ops.LoadWeights():
+                self._residency.use([self.frozen[op.weights]])
+            case ops.CreateAdapter() | ops.LoadAdapter() | ops.OptimStep() | ops.RestoreAdapter():
+                adapter = self.by_id[op.adapter]
+                self._residency.use([adapter.weights, adapter.moments])
+            case _:
+                pass
+
+    def do(self, op: ops.OrderedOp) -> ops.Result:
+        """An op that needs no pass."""
+        match op:
+            case ops.CreateAdapter():
+                targets = chosen(op.config, self._model.targets, self._model.untrainable)
+                return self._add(op.adapter, Adapter(initial_weights(op.config, targets, self._model.device)))
+            case ops.LoadAdapter():
+                saved = self._read(op.path, op.with_optimizer)
+                return self._add(op.adapter, Adapter(saved.weights, saved.moments))
+            case ops.OptimStep():
+                return self._adapter(op.adapter).optim_step(op.params)
+            case ops.Spoil():
+                self.forget_scored(op.scored)
+                return self._adapter(op.adapter).fail(InvalidRequest(op.reason))
+            case ops.SaveAdapter():
+                adapter = self._adapter(op.adapter)
+                moments = adapter.moments if op.with_optimizer else None
+                meta = dict(op.meta)
+                return write_adapter(op.path, adapter.weights, moments, meta, overwrite=op.overwrite, disk=self._disk)
+            case ops.RestoreAdapter():
+                saved = self._read(op.path, op.with_optimizer)
+                return self._adapter(op.adapter).restore(saved.weights, saved.moments)
+            case ops.Freeze():
+                self.frozen[op.weights] = self._adapter(op.adapter).weights
+            case ops.LoadWeights():
+                self.frozen[op.weights] = self._read(op.path, with_optimizer=False).weights
+            case ops.Drop():
+                del self.by_id[op.adapter]
+            case ops.Forward() | ops.ForwardBackward() | ops.Score() | ops.BackwardFrom():
+                raise AssertionError("these are done in passes")
+            case _:
+                assert_never(op)
+
+    def _add(self, name: ops.AdapterId, adapter: Adapter) -> None:
+        if name in self.by_id:
+            raise InvalidRequest(f"there is an adapter of this name; choose another: {name!r}")
+        self.by_id[name] = adapter
+
+    def _adapter(self, name: ops.AdapterId) -> Adapter:
+        if name not in self.by_id:
+            raise InvalidRequest(f"there is no adapter of this name: it could not be made, or was dropped: {name!r}")
+        return self.by_id[name]
+
+    def _read(self, path: Path, with_optimizer: bool) -> SavedAdapter:
+        saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
+        check_fits(saved, self._model.targets, self._model.weight_VE, path)
+        return saved
