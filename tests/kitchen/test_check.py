@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pytest
 
@@ -203,6 +203,7 @@ def test_a_config_field_that_no_stage_reads_is_listed_and_a_problem_when_it_is_s
 def test_the_fields_of_the_run_and_the_service_need_no_reader_but_the_recipes_own_do() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Mine(RunConfig):
+        words: ClassVar[str] = "no field"
         log_path: str = "runs/mine"
         tags: list[str] = field(default_factory=list[str])
 

@@ -198,6 +198,7 @@ def test_what_is_wrong_for_certain_does_not_fit(given: object, wanted: object) -
     [
         ([1], list[int], True), ([1], Sequence[str], True), (None, list[int], False), (None, int | None, True),
         (1, float, True), ("a", Literal["a"], True), (Box(), Sized, True), (3, Sized, False), (None, UNKNOWN, True),
+        (object(), int, False), (True, float, True), ({}, Row, True), (1.0, int, False),
     ],
 )  # fmt: skip
 def test_a_value_is_compared_by_its_class(value: object, annotation: object, expected: bool) -> None:

@@ -32,7 +32,7 @@ def resolved(annotation: object, defined_in: Mapping[str, Any]) -> object:
 def fields_of(kind: type) -> dict[str, object]:
     """The annotated fields of a class and its bases."""
     return {
-        name: resolved(annotation, vars(inspect.getmodule(base)))
+        name: resolved(annotation, vars(inspect.getmodule(base) or types))
         for base in reversed(kind.__mro__)
         for name, annotation in inspect.get_annotations(base).items()
     }
@@ -62,7 +62,10 @@ def holds(value: object, annotation: object) -> bool:
     annotation = _plain(annotation)
     if _is_union(annotation):
         return any(holds(value, member) for member in get_args(annotation))
-    return fits(type(value), get_origin(annotation) or annotation)
+    kind = get_origin(annotation) or annotation
+    if kind in (UNKNOWN, float) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return fits(type(value), kind)
+    return isinstance(value, kind)
 
 
 def shown(annotation: object) -> str:

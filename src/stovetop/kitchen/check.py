@@ -55,8 +55,9 @@ def check(
     config_class = config if isinstance(config, type) else type(config)
     fields = {each.name: each for each in dataclasses.fields(config_class)}
     names = _Namespace(config_class.__name__, stages)
-    for name, annotation in fields_of(config_class).items():
-        names.give(name, _Source(f"config field {name!r}", annotation, None, fixed=True))
+    annotations = fields_of(config_class)
+    for name in fields:
+        names.give(name, _Source(f"config field {name!r}", annotations[name], None, fixed=True))
     for name, port in ports.items():
         names.give(name, _Source(f"port {name!r}", port if isinstance(port, type) else type(port), None, fixed=True))
     names.walk(loop)

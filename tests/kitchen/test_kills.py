@@ -1,0 +1,138 @@
+"""A run that is killed anywhere is, once it goes on, the run that would have been.
+
+A kill is simulated by a copy of the run's folder, with all that was saved in it, at a boundary of a stage: while the
+engine's thread goes on writing. Each copy goes on where it lies, after the original is gone. `make test` tries a
+twentieth of the boundaries, .ci/run all of them.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kitchen.stages.configs import (
+    PreferenceConfig,
+    RLConfig,
+    SupervisedConfig,
+    write_chats,
+    write_comparisons,
+    write_problems,
+)
+from kitchen.test_supervised import checkpoints, rows, weights
+from stovetop.backends import recording
+from stovetop.kitchen.workflow import Workflow
+from stovetop.kitchen.workflows import PREFERENCE, REINFORCEMENT, SUPERVISED
+from stovetop.runs import load, open_run
+from stovetop.tracking.events import Event, Recorder
+
+NUM_PARTS = 60
+ONCE_A_STEP = {"training.step", "dpo.step", "rl.step", "training.epoch", "training.checkpoint", "eval.complete"}
+LATENCY_S = {"forward_backward": 0.001, "save_state": 0.003, "sample": 0.001}
+
+Config = SupervisedConfig | PreferenceConfig | RLConfig
+
+
+class Copier(Recorder):
+    """Copies the run at the boundaries of its stages."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+        self.copies: list[Path] = []
+
+    def receive(self, event: Event) -> None:
+        if event.name in ("stage.start", "stage.stop"):
+            copy = self.run.with_name(f"{self.run.name}-killed-{len(self.copies)}")
+            shutil.copytree(self.run, copy, copy_function=_copy_if_there, ignore=shutil.ignore_patterns(".lock"))
+            self.copies.append(copy)
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """A file may be renamed, or a folder cleared, while it is copied."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(source, target)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A workflow and its config."""
+
+    workflow: Workflow
+    config: Callable[[Path], Config]
+
+    def train(self, config: Config, copier: Copier | None = None) -> None:
+        sinks = [copier] if copier else []
+        with (
+            recording.open_service(config.log_path, latency_s=lambda verb: LATENCY_S.get(verb, 0.0)) as service,
+            open_run(config.log_path, config, console=False, sinks=sinks) as run,
+        ):
+            asyncio.run(self.workflow.run(config, service=service, run=run))
+
+
+def supervised(folder: Path) -> SupervisedConfig:
+    return SupervisedConfig(dataset=write_chats(folder / "rows"), log_path=str(folder / "run"), eval_every=2)
+
+
+def preference(folder: Path) -> PreferenceConfig:
+    return PreferenceConfig(dataset=write_comparisons(folder / "rows"), log_path=str(folder / "run"))
+
+
+def reinforcement(depth: int, **changed: Any) -> Callable[[Path], RLConfig]:
+    def config(folder: Path) -> RLConfig:
+        dataset = write_problems(folder / "rows")
+        return RLConfig(dataset=dataset, log_path=str(folder / "run"), max_steps_off_policy=depth, **changed)
+
+    return config
+
+
+MODES = {
+    "supervised": Mode(SUPERVISED, supervised),
+    "preference": Mode(PREFERENCE, preference),
+    "reinforcement": Mode(REINFORCEMENT, reinforcement(0, remove_constant_reward_groups=True)),
+    "one step ahead": Mode(REINFORCEMENT, reinforcement(1)),
+    "two steps ahead": Mode(REINFORCEMENT, reinforcement(2, save_every=3, eval_every=3)),
+}
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A run that nothing stopped, and its copies."""
+
+    mode: Mode
+    whole: Config
+    copies: list[Path]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    folder = tmp_path_factory.mktemp("killed")
+    mode = MODES[request.param]
+    config = mode.config(folder)
+    copier = Copier(Path(config.log_path))
+    mode.train(config, copier)
+    whole = Path(config.log_path).rename(folder / "whole")
+    return Killed(mode, replace(config, log_path=str(whole)), copier.copies)
+
+
+def once_a_step(log_path: str) -> Counter[tuple[str, int | None]]:
+    return Counter((event.name, event.step) for event in load(log_path).events if event.name in ONCE_A_STEP)
+
+
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[] if part % 20 == 7 else [pytest.mark.slow]) for part in range(NUM_PARTS)]
+)
+def test_a_run_that_is_killed_at_the_boundary_of_a_stage_is_the_run_that_would_have_been(
+    killed: Killed, part: int
+) -> None:
+    for copy in killed.copies[part::NUM_PARTS]:
+        killed.mode.train(replace(killed.whole, log_path=str(copy)))
+        assert rows(str(copy)) == rows(killed.whole.log_path)
+        assert weights(str(copy)) == weights(killed.whole.log_path)
+        assert checkpoints(str(copy)) == checkpoints(killed.whole.log_path)
+        assert once_a_step(str(copy)) == once_a_step(killed.whole.log_path)
