@@ -28,6 +28,8 @@ PARAMETERS_ADDED = {
     "LoraConfig.alpha": "fixed at the service, a choice here",
 }
 
+METHODS_ADDED = {"SamplingClient.save": "what was frozen in memory, for another process"}
+
 FIELDS_ADDED = {"GetInfoResponse.user_metadata": "what the client was made with"}
 
 OTHER_DEFAULTS = {
@@ -120,7 +122,10 @@ def test_shared_methods_take_the_same_parameters(client: str) -> None:
     for name in sorted(public_methods(protocol) - {"model_id"}):
         assert name in vars(ours), f"{client}.{name}"
         assert parameters(getattr(ours, name)) == parameters(getattr(protocol, name)), f"{client}.{name} in process"
-        compare(f"{client}.{name}", getattr(ours, name), getattr(sdks, name))
+        if f"{client}.{name}" in METHODS_ADDED:
+            assert not hasattr(sdks, name), f"{client}.{name} is in the SDK by now: take it out of METHODS_ADDED"
+        else:
+            compare(f"{client}.{name}", getattr(ours, name), getattr(sdks, name))
 
 
 @pytest.mark.parametrize("client", ["ServiceClient", "RestClient"])

@@ -169,6 +169,12 @@ class SamplingClient(Protocol):
         """The name of the base model, as the client was made with it."""
         ...
 
+    def save(self, folder: str | Path) -> APIFuture[SaveWeightsForSamplerResponse]:
+        """The weights that this client samples from, as a new folder like those of `save_weights_for_sampler`: a client
+        that was frozen in memory (`save_weights_and_get_sampling_client`) can be made again in another process, by
+        `create_sampling_client(path)`. A method of ours, which the SDK has not."""
+        ...
+
 
 @runtime_checkable
 class TrainingClient(Protocol):

@@ -9,7 +9,8 @@ manifest is a torn checkpoint and not a PEFT adapter.
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class SavedState:
     fingerprint: str | None  # of the base model; None where the folder does not say
     lora: LoraConfig
     with_optimizer: bool
+    run: Mapping[str, Any] = field(default_factory=dict[str, Any])  # that saved it, as the manifest describes it
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def describe(path: Path) -> SavedState:
@@ -62,7 +65,14 @@ def describe(path: Path) -> SavedState:
     manifest = read_manifest(path)
     try:
         lora = LoraConfig(**manifest["lora"])
-        return SavedState(manifest["base_model"], manifest["fingerprint"], lora, manifest["with_optimizer"])
+        return SavedState(
+            manifest["base_model"],
+            manifest["fingerprint"],
+            lora,
+            manifest["with_optimizer"],
+            manifest.get("run", {}),
+            manifest.get("user_metadata", {}),
+        )
     except (KeyError, TypeError) as error:
         raise CheckpointError(
             f"this folder holds no saved adapter (its {MANIFEST} describes something else); pass a path that "
@@ -70,9 +80,9 @@ def describe(path: Path) -> SavedState:
         ) from error
 
 
-def base_model_of(path: Path) -> str:
+def base_model_of(path: Path, described: Callable[[Path], SavedState] = describe) -> str:
     """The name of the base model that the state at `path` was trained on."""
-    name = describe(path).base_model
+    name = described(path).base_model
     if not name:
         raise CheckpointError(f"{CONFIG} of the adapter names no base model; pass base_model=...: {path}")
     return name

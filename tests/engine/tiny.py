@@ -135,13 +135,15 @@ def submit(engine: Engine, op: ops.Op) -> ops.Ticket:
 
 
 def run(engine: Engine, op: ops.Op) -> Any:
-    """The op's result, once it is there."""
+    """The op's result, once it is there, and written if it is a save."""
     ticket = submit(engine, op)
     while not engine.idle:
         for done in engine.step():
             if done.ticket is ticket:
                 if done.error is not None:
                     raise done.error
+                if isinstance(done.result, ops.Snapshot):
+                    done.result.write()
                 return done.result
     raise AssertionError("the engine lost a ticket")
 

@@ -1,7 +1,8 @@
 """The one thread that owns an engine and steps it. It knows no client.
 
 It hands ops to the engine in the order they came, so submission order is program order, and turns what the engine
-finished into the results of futures. Every call is answered once, whatever is raised where.
+finished into the results of futures; what a save is to write goes to the writer's thread first (`snapshot_writer.py`).
+Every call is answered once, whatever is raised where.
 """
 
 import atexit
@@ -9,13 +10,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from stovetop.backends.interruption import Interrupted, Interruptible
+from stovetop.backends.snapshot_writer import SnapshotWriter
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, CheckpointError, QueueFull, RequestFailedError, ServiceClosed, StovetopError
 from stovetop.futures import APIFuture, pending
@@ -38,7 +40,8 @@ class Waiting(NamedTuple):
 
 
 class EngineThread:
-    """Owns an engine and steps it. `call` may be used from any thread; futures resolve in the engine's.
+    """Owns an engine and steps it. `call` may be used from any thread; futures resolve in the engine's, and those of
+    saves in the writer's.
 
     Consumes messages from its inbox, produces results of futures; waits when there is nothing to do; stopped by
     `close`, which finishes what was accepted, or by `drop` and `stop`, which do not begin what has not begun. An engine
@@ -59,6 +62,7 @@ class EngineThread:
         self._warns = True  # that calls were dropped; the thread knows how many when it ends
         self._ends_s: float | None = None  # when to wait no more for what is expected; None: it is not to end yet
         self._work = Interruptible()
+        self._writer = SnapshotWriter(name)
         self._ended: Future[None] = pending()
         self._thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
         atexit.register(self._drop_at_exit)
@@ -80,13 +84,21 @@ class EngineThread:
         with self._lock:
             return dict(self._waiting)
 
-    def call(self, what: str, op: ops.Op, finish: "Finish" = lambda result: result) -> APIFuture[Any]:
-        """Enqueues an op. `what` names the call in errors, `finish` makes the public result from the engine's. Raises
-        QueueFull where the op's queue holds as much as it may."""
+    def call(
+        self,
+        what: str,
+        op: ops.Op,
+        finish: "Finish" = lambda result: result,
+        *,
+        after: "Sequence[Future[Any]]" = (),
+    ) -> APIFuture[Any]:
+        """Enqueues an op. `what` names the call in errors, `finish` makes the public result from the engine's; an op
+        that loads begins when the saves in `after`, of this thread, are done. Raises QueueFull where the op's queue
+        holds as much as it may."""
         with self._lock:
             self._refuse(what, closed=self._closed)
             self._check_room(what, op)
-            accepted = self._accept(what, op, finish)
+            accepted = self._accept(what, op, finish, after)
         return APIFuture(accepted.future, partial(self._cancel, accepted))
 
     def expect(self, what: str, future: "Future[Any]") -> "Expected":
@@ -108,7 +120,7 @@ class EngineThread:
         """Nothing more comes of it."""
         with self._lock:
             self._expected.discard(expected)
-            self._inbox.put(lambda engine: None)  # the thread may have waited for this
+            self._wake()  # the thread may have waited for this
 
     def finish(self) -> APIFuture[None]:
         """Accepts no more. The future is there when all that was accepted is done."""
@@ -165,8 +177,8 @@ class EngineThread:
                 f"then call again: {waiting.num_ops:,} wait, with {waiting.num_tokens:,} tokens"
             )
 
-    def _accept(self, what: str, op: ops.Op, finish: "Finish") -> "_Accepted":
-        accepted = _Accepted(what, op, finish, pending())
+    def _accept(self, what: str, op: ops.Op, finish: "Finish", after: "Sequence[Future[Any]]" = ()) -> "_Accepted":
+        accepted = _Accepted(what, op, finish, pending(), after)
         self._unanswered.add(accepted)
         self._count(op, 1)
         self._inbox.put(partial(self._submit, accepted))
@@ -196,23 +208,57 @@ class EngineThread:
     def _serve(self, engine: ops.Engine) -> None:
         error: BaseException | None = None
         try:
+            engine.set_gate(self._may_begin)
             while self._dropped is None and (self._read_inbox(engine) or not engine.idle):
                 for done in self._work.run(engine.step):
-                    self._answer(self._at_work.pop(done.ticket), done.result, done.error)
+                    self._finish(self._at_work.pop(done.ticket), done)
         except Interrupted:
             pass
         except BaseException as raised:  # a fault of ours: the engine is not to be trusted, and all calls get an answer
             log.exception("the engine failed")
             error = raised
-        num_dropped = self._end(error or self._dropped or ServiceClosed("a custom loss did not return in time"))
+        num_dropped = self._end_writer() + self._end(
+            error or self._dropped or ServiceClosed("a custom loss did not return in time")
+        )
         if self._dropped is not None and num_dropped:
             level = logging.WARNING if self._warns else logging.INFO
             log.log(level, "accepted calls that were not done: %d; %s", num_dropped, self._dropped)
 
+    def _may_begin(self, ticket: ops.Ticket) -> bool:
+        """Whether there is memory for what a save will hold, or what is to be loaded is on the disk."""
+        accepted = self._at_work[ticket]
+        if isinstance(accepted.op, ops.SaveAdapter):
+            return self._writer.has_room
+        return all(save.done() for save in accepted.after)
+
+    def _finish(self, accepted: "_Accepted", done: ops.Finished) -> None:
+        """A ticket of the engine's has ended. What it saved is still to be written."""
+        if isinstance(done.result, ops.Snapshot):
+            self._writer.put(done.result, partial(self._written, accepted))
+        else:
+            self._answer(accepted, done.result, done.error)
+
+    def _written(self, accepted: "_Accepted", error: BaseException | None) -> None:
+        """In the writer's thread."""
+        self._answer(accepted, None, error)
+        self._wake()
+
+    def _end_writer(self) -> int:
+        """All is written that the engine has handed out, or, after `drop`, what is being written. Returns how many
+        saves were dropped."""
+        if self._dropped is not None:
+            return self._writer.drop(self._dropped)
+        self._writer.close()
+        return 0
+
+    def _wake(self) -> None:
+        """Something that the thread may have waited for has come."""
+        self._inbox.put(lambda engine: None)
+
     def _read_inbox(self, engine: ops.Engine) -> bool:
         """Does what has come, waiting for something when the engine is idle. False when nothing more is to come."""
         while self._goes_on() and (engine.idle or not self._inbox.empty()):
-            patience_s = None if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
+            patience_s = None if self._ends_s is None else max(0.1, self._ends_s - time.monotonic())
             try:
                 message = self._inbox.get(timeout=patience_s)
             except queue.Empty:
@@ -221,8 +267,11 @@ class EngineThread:
         return self._goes_on()
 
     def _goes_on(self) -> bool:
-        """Whether something may come: always before `finish`; after it, as long as something is expected."""
-        if self._ends_s is None or not self._inbox.empty():
+        """Whether something may come: always before `finish`; after it, as long as something is written or
+        expected."""
+        if self._dropped is not None:
+            return False
+        if self._ends_s is None or not self._writer.idle or not self._inbox.empty():
             return True
         return bool(self._expected) and time.monotonic() < self._ends_s
 
@@ -280,6 +329,7 @@ class _Accepted:
     op: ops.Op
     finish: Finish
     future: "Future[Any]"
+    after: "Sequence[Future[Any]]"
     ticket: ops.Ticket | None = None  # since the engine has it
 
     def answer(self, result: ops.Result, error: BaseException | None) -> None:

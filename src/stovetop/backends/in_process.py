@@ -4,7 +4,8 @@
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeGuard
@@ -12,6 +13,7 @@ from typing import Any, NoReturn, Self, TypeGuard
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, Observer, OpenedBase, checked_state
+from stovetop.backends.pending_saves import PendingSaves
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns, clear_killed_saves
 from stovetop.backends.training_client import InProcessTrainingClient
@@ -50,6 +52,7 @@ class InProcessServiceClient(ServiceClient):
     _observe: Observer
     _labels: RunLabels
     _runs: dict[str, LiveRun]  # by model id
+    _saves: PendingSaves
     _bases: dict[str, OpenedBase]
     _sample_number: "itertools.count[int]"
     _lock: threading.Lock  # protects _bases, so that two threads never load one model twice
@@ -75,6 +78,7 @@ class InProcessServiceClient(ServiceClient):
         service._observe = service.calls.append if record else lambda call: None
         service._labels = labels
         service._runs = {}
+        service._saves = PendingSaves()
         service._bases = {}
         service._sample_number = itertools.count(1)
         service._lock = threading.Lock()
@@ -138,7 +142,7 @@ class InProcessServiceClient(ServiceClient):
             raise InvalidRequest("needs a model_path or a base_model, or both: neither is given")
         self._observe(Call("service", "create_sampling_client", {"model_path": model_path, "base_model": base_model}))
         if model_path is not None:
-            base = self._base(base_model or base_model_of(Path(model_path)))
+            base = self._base(base_model or base_model_of(Path(model_path), self._saves.describe))
             return load_sampling_client(base, model_path)
         client = InProcessSamplingClient(self._base(str(base_model)), None)
         return ClientFuture(resolved(client).future())
@@ -147,7 +151,7 @@ class InProcessServiceClient(ServiceClient):
         refuse_to_pickle("ServiceClient")
 
     def create_rest_client(self) -> SavedRuns:
-        return SavedRuns.over(self._storage, self._runs, self.get_server_capabilities)
+        return SavedRuns.over(self._storage, self._runs, self._saves, self.get_server_capabilities)
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
         lengths = {name: base.limits.context_length for name, base in self._bases.items()}
@@ -212,18 +216,21 @@ class InProcessServiceClient(ServiceClient):
                     thread.drop(f"it could not be loaded: {error!r}")
                     thread.stop()
                     raise
-                self._bases[name] = OpenedBase(name, thread, self._storage, self._observe, self._sample_number)
+                self._bases[name] = OpenedBase(
+                    name, thread, self._storage, self._observe, self._saves, self._sample_number
+                )
             return self._bases[name]
 
     def _from_state(
         self, verb: str, path: str, base_model: str | None, user_metadata: UserMetadata | None, with_optimizer: bool
     ) -> ClientFuture[Any]:
-        base = self._base(base_model or base_model_of(Path(path)))
+        base = self._base(base_model or base_model_of(Path(path), self._saves.describe))
         config = checked_state(path, base, with_optimizer=with_optimizer).lora
         arguments = {"path": path, "base_model": base_model, "user_metadata": user_metadata}
         self._observe(Call("service", verb, arguments))
+        after = base.saves.under(Path(path))
         return self._training_client(
-            base, config, user_metadata, lambda name: ops.LoadAdapter(name, Path(path), with_optimizer)
+            base, config, user_metadata, lambda name: ops.LoadAdapter(name, Path(path), with_optimizer), after
         )
 
     def _training_client(
@@ -232,13 +239,17 @@ class InProcessServiceClient(ServiceClient):
         config: LoraConfig,
         user_metadata: UserMetadata | None,
         op: Callable[[ops.AdapterId], ops.Op],
+        after: "Sequence[Future[Any]]" = (),
     ) -> ClientFuture[Any]:
-        """`op` makes the adapter of this name."""
+        """`op` makes the adapter of this name, when the saves in `after` are done."""
         model_id = f"{Path(base.name).name[:MAX_NAME]}-{secrets.token_hex(4)}"
         run = LiveRun(model_id, base.name, config, self._labels.with_metadata(user_metadata))
         self._runs[model_id] = run
         made = base.thread.call(
-            f"making {model_id}", op(ops.AdapterId(model_id)), lambda _: InProcessTrainingClient(base, config, run)
+            f"making {model_id}",
+            op(ops.AdapterId(model_id)),
+            lambda _: InProcessTrainingClient(base, config, run),
+            after=after,
         )
         return ClientFuture(made.future())
 

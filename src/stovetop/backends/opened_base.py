@@ -2,17 +2,18 @@
 it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stovetop.backends.engine_thread import EngineThread
+from stovetop.backends.pending_saves import PendingSaves
 from stovetop.client import Tokenizer
 from stovetop.engine import ops
 from stovetop.errors import CheckpointError
 from stovetop.input_checks import ModelLimits
-from stovetop.saved_states import SavedState, describe
+from stovetop.saved_states import SavedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class OpenedBase:
     thread: EngineThread
     storage: Path
     observe: Observer
+    saves: PendingSaves  # of the service
     sample_number: "itertools.count[int]"  # of the service, so that every sample has a name of its own
     weights_number: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
@@ -53,6 +55,19 @@ class OpenedBase:
         """What the engine says of itself, once it is loaded."""
         return self.thread.engine.description
 
+    def manifest(
+        self, run: Mapping[str, Any], user_metadata: Mapping[str, str], ttl_seconds: int | None = None
+    ) -> dict[str, ops.Json]:
+        """What the manifest of a save says, but for what the engine knows. Nothing here is ever deleted by itself:
+        `ttl_seconds` is kept for whoever cleans up."""
+        return {
+            "base_model": self.name,
+            "fingerprint": self.fingerprint,
+            "user_metadata": user_metadata,
+            "ttl_seconds": ttl_seconds,
+            "run": run,
+        }
+
     def get_tokenizer(self) -> Tokenizer:
         """That of the model; refused for a model without one."""
         return self.thread.engine.get_tokenizer()
@@ -64,7 +79,7 @@ class OpenedBase:
 
 def checked_state(path: str, base: OpenedBase, *, with_optimizer: bool) -> SavedState:
     """A saved state that fits this base model, as far as it says, and holds what is asked for."""
-    state = describe(Path(path))
+    state = base.saves.describe(Path(path))
     if state.fingerprint not in (None, base.fingerprint):
         raise CheckpointError(
             f"this state was trained on {state.base_model!r}, not on {base.name!r} (or on other weights of that "

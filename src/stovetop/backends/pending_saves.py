@@ -28,8 +28,8 @@ class PendingSaves:
         self._lock = threading.Lock()  # protects the table: saves end in the threads of the writers
 
     def add(self, path: Path, state: SavedState, future: "Future[Any]") -> None:
-        """A save to `path`, an absolute one, which ends with this future."""
-        save = _Save(state, future)
+        """A save to `path`, which ends with this future."""
+        path, save = _resolved(path), _Save(state, future)
         with self._lock:
             self._by_path.setdefault(path, []).append(save)
         future.add_done_callback(lambda _: self._remove(path, save))
@@ -37,14 +37,14 @@ class PendingSaves:
     def describe(self, path: Path) -> SavedState:
         """What is at this path, or will be when the saves that were accepted are done."""
         with self._lock:
-            saves = self._by_path.get(path.resolve())
+            saves = self._by_path.get(_resolved(path))
             if saves:
                 return saves[-1].state
         return describe(path)
 
     def under(self, folder: Path) -> "list[Future[Any]]":
         """The saves to this path or into this folder."""
-        folder = folder.resolve()
+        folder = _resolved(folder)
         with self._lock:
             return [
                 save.future
@@ -78,6 +78,13 @@ class PendingSaves:
             self._by_path[path].remove(save)
             if not self._by_path[path]:
                 del self._by_path[path]
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError):  # a path that cannot be: nothing is saved there
+        return path
 
 
 def _settle(result: "Future[Any]", read: Callable[[], object]) -> None:

@@ -2,19 +2,22 @@
 enqueues an op on the engine's thread."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, checked_state
 from stovetop.checks import checked, take, unchecked
-from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Tokenizer
+from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.engine import ops
+from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture
 from stovetop.input_checks import check_model_input, check_stop, completed, fitting_memory
 from stovetop.rules import Whole
+from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
-from stovetop.types import SampledSequence, SampleResponse, TensorData
+from stovetop.types import SampledSequence, SampleResponse, SaveWeightsForSamplerResponse, TensorData
 
 
 @with_older_names("sample", "compute_logprobs", value=True)
@@ -22,9 +25,11 @@ from stovetop.types import SampledSequence, SampleResponse, TensorData
 class InProcessSamplingClient:
     """See `client.SamplingClient`."""
 
-    def __init__(self, base: OpenedBase, weights: ops.WeightsId | None) -> None:
+    def __init__(self, base: OpenedBase, weights: ops.WeightsId | None, state: SavedState | None = None) -> None:
+        """`state` describes the weights; None, with the weights, where it is the base model as it is."""
         self._base = base
         self._weights = weights
+        self._state = state
 
     @checked
     def sample(
@@ -76,6 +81,23 @@ class InProcessSamplingClient:
             lambda logprobs: _last(logprobs, prompt_logprobs_last_n),
         )
 
+    @checked
+    def save(self, folder: Storage) -> APIFuture[SaveWeightsForSamplerResponse]:
+        if self._weights is None or self._state is None:
+            raise InvalidRequest(
+                "this client samples from the base model as it is, which has nothing to save; make another one like it "
+                f"with create_sampling_client(base_model=...): {self._base.name!r}"
+            )
+        path = Path(folder).absolute()
+        if path.exists():
+            raise CheckpointExists(f"there is something at this path already; choose another: {path}")
+        self._base.observe(Call("sampling", "save", {"folder": str(folder)}))
+        meta = self._base.manifest(self._state.run, self._state.user_metadata)
+        op = ops.SaveWeights(self._weights, path, meta)
+        saving = self._base.thread.call("save", op, lambda _: SaveWeightsForSamplerResponse(str(path)))
+        self._base.saves.add(path, replace(self._state, with_optimizer=False), saving.future())
+        return saving
+
     def get_tokenizer(self) -> Tokenizer:
         return self._base.get_tokenizer()
 
@@ -93,12 +115,13 @@ class InProcessSamplingClient:
 
 def load_sampling_client(base: OpenedBase, path: str) -> ClientFuture[Any]:
     """A client of the weights that are saved at `path`, whose making is queued."""
-    checked_state(path, base, with_optimizer=False)
+    state = checked_state(path, base, with_optimizer=False)
     weights = base.new_weights(Path(path).name)
     loaded = base.thread.call(
         "create_sampling_client",
         ops.LoadWeights(weights, Path(path)),
-        lambda _: InProcessSamplingClient(base, weights),
+        lambda _: InProcessSamplingClient(base, weights, state),
+        after=base.saves.under(Path(path)),
     )
     return ClientFuture(loaded.future())
 

@@ -1,4 +1,5 @@
-"""The `RestClient` of providers that run in this process: what their training clients saved, read from the folders."""
+"""The `RestClient` of providers that run in this process: what their training clients saved, read from the folders.
+What saves that were accepted before will change is read when they are done."""
 
 import logging
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from stovetop.backends.older_names import with_older_names
+from stovetop.backends.pending_saves import PendingSaves
 from stovetop.checks import checked
 from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath, UserMetadata, is_path
 from stovetop.durable import MANIFEST, clear_leftovers, read_manifest
@@ -91,23 +93,31 @@ class SavedRuns(RestClient):
 
     _storage: Path
     _live: Mapping[str, LiveRun]
+    _saves: PendingSaves
     _capabilities: Callable[[], GetServerCapabilitiesResponse]
 
     @classmethod
     def over(
-        cls, storage: Path, live: Mapping[str, LiveRun], capabilities: Callable[[], GetServerCapabilitiesResponse]
+        cls,
+        storage: Path,
+        live: Mapping[str, LiveRun],
+        saves: PendingSaves,
+        capabilities: Callable[[], GetServerCapabilitiesResponse],
     ) -> Self:
-        """Of what lies under `storage`, and of the training clients in `live`."""
+        """Of what lies under `storage`, and of the training clients in `live`; `saves` are on their way there."""
         runs = object.__new__(cls)
         runs._storage = storage / "checkpoints"
         runs._live = live
+        runs._saves = saves
         runs._capabilities = capabilities
         return runs
 
     @checked
     def get_training_run(self, training_run_id: str, access_scope: AccessScope = "owned") -> APIFuture[TrainingRun]:
         require_neutral(access_scope=access_scope)
-        return resolved(self._run(training_run_id, self._saved_by(training_run_id)))
+        return self._saves.then(
+            self._storage / training_run_id, lambda: self._run(training_run_id, self._saved_by(training_run_id))
+        )
 
     @checked
     def get_training_run_by_tinker_path(
@@ -115,28 +125,11 @@ class SavedRuns(RestClient):
     ) -> APIFuture[TrainingRun]:
         require_neutral(access_scope=access_scope)
         path = Path(tinker_path)
-        manifest, run_folder = _manifest(path), path.parent.parent
-        saved, model_id = _saved_in(run_folder), run_folder.name
-        if not saved:  # a copy, which does not lie where runs save
-            kind = "weights" if manifest["with_optimizer"] else "sampler_weights"
-            saved = [_Saved(_checkpoint(path, manifest, kind), manifest)]
-            model_id = _described(manifest).get("model_id", path.name)
-        return resolved(self._run(model_id, saved, manifest))
+        return self._saves.then(path.parent.parent, lambda: self._run_that_saved(path))
 
     @checked
     def get_weights_info_by_tinker_path(self, tinker_path: StatePath) -> APIFuture[WeightsInfoResponse]:
-        state = describe(Path(tinker_path))
-        lora = state.lora
-        return resolved(
-            WeightsInfoResponse(
-                state.base_model,
-                is_lora=True,
-                lora_rank=lora.rank,
-                train_unembed=lora.train_unembed,
-                train_mlp=lora.train_mlp,
-                train_attn=lora.train_attn,
-            )
-        )
+        return self._saves.then(Path(tinker_path), lambda: _weights_info(Path(tinker_path)))
 
     @checked
     def list_training_runs(
@@ -147,27 +140,20 @@ class SavedRuns(RestClient):
         project_id: str | None = None,
     ) -> APIFuture[TrainingRunsResponse]:
         require_neutral(access_scope=access_scope)
-        saved = {folder.name: found for folder in self._storage.glob("*") if (found := _saved_in(folder))}
-        saved |= {model_id: saved.get(model_id, []) for model_id in self._live}
-        runs = [
-            self._run(model_id, found)
-            for model_id, found in saved.items()
-            if project_id is None or project_id == self._project(model_id, found)
-        ]
-        runs.sort(key=lambda run: run.last_request_time, reverse=True)
-        return resolved(TrainingRunsResponse(runs[offset:][:limit], Cursor(offset, limit, len(runs))))
+        return self._saves.then(self._storage, lambda: self._runs(limit, offset, project_id))
 
     @checked
     def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
-        return resolved(CheckpointsListResponse([checkpoint for checkpoint, _ in self._saved_by(training_run_id)]))
+        return self._saves.then(
+            self._storage / training_run_id,
+            lambda: CheckpointsListResponse([checkpoint for checkpoint, _ in self._saved_by(training_run_id)]),
+        )
 
     @checked
     def list_user_checkpoints(
         self, limit: AtLeastNone = 100, offset: AtLeastNone = 0
     ) -> APIFuture[CheckpointsListResponse]:
-        found = [checkpoint for folder in self._storage.glob("*") for checkpoint, _ in _saved_in(folder)]
-        found.sort(key=lambda checkpoint: checkpoint.time, reverse=True)
-        return resolved(CheckpointsListResponse(found[offset:][:limit], Cursor(offset, limit, len(found))))
+        return self._saves.then(self._storage, lambda: self._checkpoints(limit, offset))
 
     @checked
     def delete_checkpoint(self, training_run_id: FolderName, checkpoint_id: FolderName) -> APIFuture[None]:
@@ -181,7 +167,9 @@ class SavedRuns(RestClient):
         return resolved(self._capabilities())
 
     def _delete(self, path: Path) -> APIFuture[None]:
-        path = path.resolve()
+        return self._saves.then(path, lambda: self._delete_now(path.resolve()))
+
+    def _delete_now(self, path: Path) -> None:
         kinds = {self._storage / run.name / kind for run in self._storage.glob("*") for kind in KIND_OF_FOLDER}
         if path.parent not in kinds:
             raise InvalidRequest(
@@ -191,7 +179,31 @@ class SavedRuns(RestClient):
         if not (path / MANIFEST).is_file():
             raise CheckpointNotFound(f"there is no checkpoint at this path: {path}")
         shutil.rmtree(path)
-        return resolved(None)
+
+    def _runs(self, limit: int, offset: int, project_id: str | None) -> TrainingRunsResponse:
+        saved = {folder.name: found for folder in self._storage.glob("*") if (found := _saved_in(folder))}
+        saved |= {model_id: saved.get(model_id, []) for model_id in self._live}
+        runs = [
+            self._run(model_id, found)
+            for model_id, found in saved.items()
+            if project_id is None or project_id == self._project(model_id, found)
+        ]
+        runs.sort(key=lambda run: run.last_request_time, reverse=True)
+        return TrainingRunsResponse(runs[offset:][:limit], Cursor(offset, limit, len(runs)))
+
+    def _checkpoints(self, limit: int, offset: int) -> CheckpointsListResponse:
+        found = [checkpoint for folder in self._storage.glob("*") for checkpoint, _ in _saved_in(folder)]
+        found.sort(key=lambda checkpoint: checkpoint.time, reverse=True)
+        return CheckpointsListResponse(found[offset:][:limit], Cursor(offset, limit, len(found)))
+
+    def _run_that_saved(self, path: Path) -> TrainingRun:
+        manifest, run_folder = _manifest(path), path.parent.parent
+        saved, model_id = _saved_in(run_folder), run_folder.name
+        if not saved:  # a copy, which does not lie where runs save
+            kind = "weights" if manifest["with_optimizer"] else "sampler_weights"
+            saved = [_Saved(_checkpoint(path, manifest, kind), manifest)]
+            model_id = _described(manifest).get("model_id", path.name)
+        return self._run(model_id, saved, manifest)
 
     def _saved_by(self, model_id: str) -> list[_Saved]:
         """What a run has saved, the latest first. A live one may have saved nothing yet; any other must have."""
@@ -240,6 +252,19 @@ def clear_killed_saves(storage: Path) -> None:
 
 def _first_of(kind: CheckpointType, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     return next((checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_type == kind), None)
+
+
+def _weights_info(path: Path) -> WeightsInfoResponse:
+    state = describe(path)
+    lora = state.lora
+    return WeightsInfoResponse(
+        state.base_model,
+        is_lora=True,
+        lora_rank=lora.rank,
+        train_unembed=lora.train_unembed,
+        train_mlp=lora.train_mlp,
+        train_attn=lora.train_attn,
+    )
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -5,19 +5,13 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from stovetop.engine.ops import Snapshot
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 2  # snapshots in memory, besides the one that is being written
-
-
-class Snapshot(Protocol):
-    """What a save is to write, as it was at the save's place in the program."""
-
-    def write(self) -> None:
-        """Returns when the folder is whole and synced. May run in any thread."""
-        ...
 
 
 Done = Callable[[BaseException | None], None]  # told once, in the writer's thread: None, or why nothing was written
@@ -38,25 +32,29 @@ class SnapshotWriter:
     def __init__(self, name: str) -> None:
         self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"writer {name}", daemon=True)
-        self._num_unfinished = 0
+        self._num_in_memory = 0
+        self._num_unanswered = 0
+        self._num_dropped = 0
         self._dropped: BaseException | None = None
-        self._lock = threading.Lock()  # protects the count, which both threads change
+        self._lock = threading.Lock()  # protects the counts, which both threads change
 
     @property
     def has_room(self) -> bool:
         """Whether the memory for one more snapshot may be taken."""
-        return self._num_unfinished <= MAX_WAITING
+        return self._num_in_memory <= MAX_WAITING
 
     @property
     def idle(self) -> bool:
-        """All that came is written."""
-        return self._num_unfinished == 0
+        """All that came is written, and `done` was told of it."""
+        return self._num_unanswered == 0
 
     def put(self, snapshot: Snapshot, done: Done) -> None:
         """Takes it over, to be written when those before it are."""
         if self._thread.ident is None:
             self._thread.start()
-        self._count(1)
+        with self._lock:
+            self._num_in_memory += 1
+            self._num_unanswered += 1
         self._inbox.put(_Waiting(snapshot, done))
 
     def close(self) -> None:
@@ -65,28 +63,29 @@ class SnapshotWriter:
             self._inbox.put(None)
             self._thread.join()
 
-    def drop(self, reason: BaseException) -> None:
-        """The same, but what has not begun is not written: `done` is told the reason."""
+    def drop(self, reason: BaseException) -> int:
+        """The same, but what has not begun is not written: `done` is told the reason. Returns how many those were."""
         self._dropped = reason
         self.close()
+        return self._num_dropped
 
     def _run(self) -> None:
         while (waiting := self._inbox.get()) is not None:
             snapshot, done = waiting
             del waiting  # what was written is let go before the next one comes
+            self._num_dropped += self._dropped is not None
             error = self._dropped or _failure_of(snapshot)
             del snapshot
             if error is not None:
                 _let_go(error)
-            self._count(-1)
+            with self._lock:
+                self._num_in_memory -= 1
             try:
                 done(error)
             except BaseException:  # a callback of the caller's: it ends nothing here
                 log.exception("what was to be done after a save raised")
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._num_unfinished += change
+            with self._lock:
+                self._num_unanswered -= 1
 
 
 def _failure_of(snapshot: Snapshot) -> BaseException | None:

@@ -2,10 +2,11 @@
 (`engine_thread.py`), and returns the future of its result. What an op does stands in `engine/ops.py`."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 from stovetop.backends.custom_loss import CustomLosses
 from stovetop.backends.older_names import with_older_names
@@ -19,6 +20,7 @@ from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture
 from stovetop.input_checks import Data, check_data, check_shapes
 from stovetop.losses import LossConfig, parse_loss
+from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
 from stovetop.types import (
     ForwardBackwardOutput,
@@ -30,6 +32,8 @@ from stovetop.types import (
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
+
+Response = TypeVar("Response", SaveWeightsResponse, SaveWeightsForSamplerResponse)
 
 
 @with_older_names(
@@ -102,7 +106,7 @@ class InProcessTrainingClient:
     ) -> APIFuture[SaveWeightsResponse]:
         path = self._path("weights", name, overwrite)
         op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=True, overwrite=overwrite)
-        return self._call("save_state", {"name": name}, op, lambda _: SaveWeightsResponse(str(path)))
+        return self._save("save_state", name, op, SaveWeightsResponse(str(path)))
 
     @checked
     def save_weights_for_sampler(
@@ -110,9 +114,7 @@ class InProcessTrainingClient:
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         path = self._path("sampler_weights", name, overwrite=False)
         op = self._save_op(path, ttl_seconds, user_metadata, with_optimizer=False, overwrite=False)
-        return self._call(
-            "save_weights_for_sampler", {"name": name}, op, lambda _: SaveWeightsForSamplerResponse(str(path))
-        )
+        return self._save("save_weights_for_sampler", name, op, SaveWeightsForSamplerResponse(str(path)))
 
     @checked
     def load_state(self, path: StatePath, weights_access_token: str | None = None) -> APIFuture[LoadWeightsResponse]:
@@ -141,7 +143,7 @@ class InProcessTrainingClient:
             "save_weights_and_get_sampling_client",
             {"name": name},
             ops.Freeze(self._adapter, weights),
-            lambda _: InProcessSamplingClient(self._base, weights),
+            lambda _: InProcessSamplingClient(self._base, weights, self._state(with_optimizer=False)),
         )
         return ClientFuture(frozen.future())
 
@@ -171,9 +173,14 @@ class InProcessTrainingClient:
             return missing_attribute("TrainingClient", name)
 
     def _call(
-        self, verb: str, arguments: dict[str, Any], op: ops.Op, finish: Callable[[Any], Any] = lambda result: result
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        op: ops.Op,
+        finish: Callable[[Any], Any] = lambda result: result,
+        after: "Sequence[Future[Any]]" = (),
     ) -> APIFuture[Any]:
-        return self._base.thread.call(self._observed(verb, arguments), op, finish)
+        return self._base.thread.call(self._observed(verb, arguments), op, finish, after=after)
 
     def _observed(self, verb: str, arguments: dict[str, Any]) -> str:
         """What errors call this call."""
@@ -210,19 +217,26 @@ class InProcessTrainingClient:
         with_optimizer: bool,
         overwrite: bool,
     ) -> ops.SaveAdapter:
-        """Nothing here is ever deleted by itself: a `ttl_seconds` is kept in the manifest for whoever cleans up."""
-        meta = {
-            "base_model": self._base.name,
-            "fingerprint": self._base.fingerprint,
-            "user_metadata": {**self._run.labels.user_metadata, **(user_metadata or {})},
-            "ttl_seconds": ttl_seconds,
-            "run": self._run.described(),
-        }
+        metadata = {**self._run.labels.user_metadata, **(user_metadata or {})}
+        meta = self._base.manifest(self._run.described(), metadata, ttl_seconds)
         return ops.SaveAdapter(self._adapter, path, meta, with_optimizer, overwrite)
+
+    def _save(self, verb: str, name: str, op: ops.SaveAdapter, response: Response) -> APIFuture[Response]:
+        saving = self._call(verb, {"name": name}, op, lambda _: response)
+        metadata = cast("dict[str, str]", op.meta["user_metadata"])  # `_save_op` puts it there
+        state = replace(self._state(with_optimizer=op.with_optimizer), user_metadata=metadata)
+        self._base.saves.add(op.path, state, saving.future())
+        return saving
+
+    def _state(self, *, with_optimizer: bool) -> SavedState:
+        """As it is described where it is saved."""
+        run, base = self._run, self._base
+        metadata = run.labels.user_metadata
+        return SavedState(base.name, base.fingerprint, self._config, with_optimizer, run.described(), metadata)
 
     def _load(self, verb: str, path: str, *, with_optimizer: bool) -> APIFuture[LoadWeightsResponse]:
         saved, own = checked_state(path, self._base, with_optimizer=with_optimizer).lora, self._config
         if replace(saved, seed=own.seed) != own:
             raise InvalidRequest(f"this adapter is {own}, the saved one {saved}; make a client from that state")
-        op = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer)
-        return self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path))
+        op, after = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer), self._base.saves.under(Path(path))
+        return self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path), after)

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from stovetop.durable import Disk
 from stovetop.engine import ops
-from stovetop.engine.files.adapter_files import SavedAdapter, check_fits, read_adapter, write_adapter
+from stovetop.engine.files.adapter_files import SavedAdapter, check_fits, read_adapter, snapshot
 from stovetop.engine.lora.weights import AdapterWeights, chosen, initial_weights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.residency import Residency
@@ -114,9 +114,9 @@ class Adapters:
                 return self._adapter(op.adapter).fail(InvalidRequest(op.reason))
             case ops.SaveAdapter():
                 adapter = self._adapter(op.adapter)
-                moments = adapter.moments if op.with_optimizer else None
+                moments = adapter.share_moments() if op.with_optimizer else None
                 meta = dict(op.meta)
-                return write_adapter(op.path, adapter.weights, moments, meta, overwrite=op.overwrite, disk=self._disk)
+                return snapshot(op.path, adapter.weights, moments, meta, overwrite=op.overwrite, disk=self._disk)
             case ops.RestoreAdapter():
                 saved = self._read(op.path, op.with_optimizer)
                 return self._adapter(op.adapter).restore(saved.weights, saved.moments)
@@ -130,6 +130,10 @@ class Adapters:
                 raise AssertionError("these are done in passes")
             case _:
                 assert_never(op)
+
+    def snapshot_of_weights(self, op: ops.SaveWeights) -> ops.Snapshot:
+        weights, meta = self.frozen[op.weights], dict(op.meta)
+        return snapshot(op.path, weights, None, meta, overwrite=False, disk=self._disk)
 
     def _add(self, name: ops.AdapterId, adapter: Adapter) -> None:
         if name in self.by_id:

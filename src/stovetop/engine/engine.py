@@ -12,6 +12,7 @@ leaves `step`, and the engine is not to be used any more.
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
@@ -94,10 +95,13 @@ class Engine:
             raise InvalidRequest(f"base model {name!r} has no tokenizer in its folder; pass token ids")
         return self._model.tokenizer
 
+    def set_gate(self, may_begin: Callable[[ops.Ticket], bool]) -> None:
+        self._scheduler.may_begin = may_begin
+
     def submit(self, op: ops.Op) -> ops.Ticket:
         ticket = ops.Ticket(next(self._numbers), op)
         match op:
-            case ops.Sample() | ops.ComputeLogprobs() | ops.DropWeights():
+            case ops.Sample() | ops.ComputeLogprobs() | ops.SaveWeights() | ops.DropWeights():
                 in_making = None if op.weights is None else self._for_weights.get(op.weights)
                 if in_making is None:
                     self._with_weights(ticket)
@@ -200,10 +204,12 @@ class Engine:
     def _with_weights(self, ticket: ops.Ticket, error: Exception | None = None) -> None:
         """What is done as soon as the weights are there that it names; `error` is why they could not be made."""
         op, frozen = ticket.op, self.adapters.frozen
-        assert isinstance(op, ops.SamplingOp | ops.DropWeights), "no other op waits for weights"
+        assert isinstance(op, ops.WeightsOp), "no other op waits for weights"
         if op.weights is not None and op.weights not in frozen:
             missing = InvalidRequest(f"there are no weights of this name, or no more: {op.weights!r}")
             return self._answer(ticket, error or missing)
+        if isinstance(op, ops.SaveWeights):
+            return self._answer(ticket, None, self.adapters.snapshot_of_weights(op))
         if isinstance(op, ops.DropWeights):
             del frozen[op.weights]
             return self._answer(ticket, None)

@@ -8,7 +8,7 @@ An op waits in a queue: that of its adapter, unless `queue` names another one. Q
 adapter keep their order in any case (`scheduler.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NewType, Protocol
@@ -118,7 +118,7 @@ class OptimStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SaveAdapter:
-    """A folder at `path`."""
+    """-> Snapshot of a folder at `path`."""
 
     adapter: AdapterId
     path: Path
@@ -194,13 +194,34 @@ class ComputeLogprobs:
     queue: str | None = field(default=None, kw_only=True)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SaveWeights:
+    """-> Snapshot of a folder at `path`, which must not be there. `weights` may be still in the making."""
+
+    weights: WeightsId
+    path: Path
+    meta: Mapping[str, Json]  # goes into the manifest
+    queue: str | None = field(default=None, kw_only=True)
+
+
 PassesOp = Forward | ForwardBackward | Score | BackwardFrom  # done in passes over the model, one a step
 AdapterOp = CreateAdapter | LoadAdapter | PassesOp | Spoil | OptimStep | SaveAdapter | RestoreAdapter | Drop | Freeze
 OrderedOp = AdapterOp | LoadWeights
 SamplingOp = Sample | ComputeLogprobs
-Op = OrderedOp | SamplingOp | DropWeights
+WeightsOp = SamplingOp | SaveWeights | DropWeights
+Op = OrderedOp | WeightsOp
+SavingOp = SaveAdapter | SaveWeights
+LoadingOp = LoadAdapter | LoadWeights | RestoreAdapter
 
-Result = ForwardBackwardOutput | OptimStepResponse | SampleResponse | list[float | None] | None
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """What a save is to write, as of the save's place in the program: nothing changes it any more."""
+
+    write: Callable[[], None]  # returns when the folder is whole and synced; may run in any thread
+
+
+Result = ForwardBackwardOutput | OptimStepResponse | SampleResponse | list[float | None] | Snapshot | None
 
 
 def lane_of(op: OrderedOp) -> str:
@@ -214,7 +235,7 @@ def queue_of(op: Op) -> str:
             return op.queue
         case Sample() | ComputeLogprobs():
             return "" if op.weights is None else op.weights
-        case DropWeights():
+        case SaveWeights() | DropWeights():
             return op.weights
         case _:
             return lane_of(op)
@@ -270,6 +291,11 @@ class Engine(Protocol):
         """Refuses an adapter that this base model, or this machine, cannot have."""
         ...
 
+    def set_gate(self, may_begin: Callable[[Ticket], bool]) -> None:
+        """Asked before a `SaveAdapter` or a loading op begins: while it says no, the op waits, with what comes after it
+        in its lane. Asked in the thread that steps."""
+        ...
+
     def submit(self, op: Op) -> Ticket: ...
     def cancel(self, ticket: Ticket) -> None:
         """Ends what has not begun, and samples that run: the ticket is answered with the error `Cancelled`. What has
@@ -283,7 +309,7 @@ class Engine(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Nothing can be done now. What waits for the gradients of a custom loss may be left."""
+        """Nothing can be done now. What waits for the gradients of a custom loss, or at the gate, may be left."""
         ...
 
     def get_tokenizer(self) -> Tokenizer:

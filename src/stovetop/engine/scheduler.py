@@ -10,7 +10,7 @@ Sampling is not scheduled here: it reads frozen weights only, so it needs no ord
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stovetop.engine import ops
@@ -37,11 +37,12 @@ class Scheduler:
         self._lanes: dict[str, deque[_Waiting]] = {}  # ops that keep their order, by adapter
         self._turns: dict[str, int] = {}  # how many ops wait, by queue, the next to be served first
         self._held: dict[str, ops.ScoreId] = {}  # lanes in which all waits for what became of a custom loss
+        self.may_begin: Callable[[Ticket], bool] = lambda ticket: True  # asked of what saves or loads
 
     def add(self, ticket: Ticket, passes: Sequence[int] = ()) -> None:
         """`passes` are the tokens of each pass that the op needs."""
         op = ticket.op
-        assert not isinstance(op, ops.SamplingOp | ops.DropWeights), "these need no order"
+        assert not isinstance(op, ops.WeightsOp), "these need no order"
         lane = self._lanes.setdefault(ops.lane_of(op), deque())
         waiting = _Waiting(ticket, deque(passes))
         if isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored is not None:
@@ -89,11 +90,14 @@ class Scheduler:
         """What may run, by queue, the oldest first."""
         ready: dict[str, list[_Waiting]] = defaultdict(list)
         for name, lane in self._lanes.items():
-            if name not in self._held:
+            if name not in self._held and self._is_let_in(lane[0].ticket):
                 ready[ops.queue_of(lane[0].ticket.op)].append(lane[0])
         for waiting in ready.values():
             waiting.sort(key=lambda each: each.ticket.number)
         return ready
+
+    def _is_let_in(self, ticket: Ticket) -> bool:
+        return not isinstance(ticket.op, ops.SaveAdapter | ops.LoadingOp) or self.may_begin(ticket)
 
     def _company(self, first: _Waiting, others: Sequence[_Waiting]) -> list[_Waiting]:
         """What runs with it."""
@@ -125,11 +129,11 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing may run."""
-        return self._lanes.keys() <= self._held.keys()
+        return not any(name not in self._held and self._is_let_in(lane[0].ticket) for name, lane in self._lanes.items())
 
     def _remove(self, waiting: _Waiting) -> None:
         op = waiting.ticket.op
-        assert not isinstance(op, ops.SamplingOp | ops.DropWeights), "these are not added"
+        assert not isinstance(op, ops.WeightsOp), "these are not added"
         lane, queue = self._lanes[ops.lane_of(op)], ops.queue_of(op)
         lane.remove(waiting)
         if not lane:

@@ -151,6 +151,7 @@ def test_any_verb_can_fail(verb: recording.Verb, tmp_path: Path) -> None:
             "load_state_with_optimizer": lambda: client.load_state_with_optimizer(path),
             "sample": lambda: sampler.sample(prompt, 1, SamplingParams(max_tokens=1)),
             "compute_logprobs": lambda: sampler.compute_logprobs(prompt),
+            "save": lambda: client.save_weights_and_get_sampling_client().save(tmp_path / "frozen"),
         }
         with pytest.raises(RequestFailedError, match=f"{verb}.*cable cut"):
             call[verb]().result()

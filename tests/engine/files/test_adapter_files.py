@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from engine import tiny
 from stovetop.durable import MANIFEST, write_folder
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.files.adapter_files import read_adapter, snapshot, write_adapter
+from stovetop.engine.files.adapter_files import read_adapter, write_adapter
 from stovetop.engine.lora.weights import AdapterWeights, Moments
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.training.adapter import Adapter
@@ -63,14 +64,21 @@ def test_what_is_read_is_what_was_written_to_the_bit(adapter: Adapter, tmp_path:
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
-def test_a_snapshot_that_is_written_late_has_the_bytes_of_when_it_was_taken(adapter: Adapter, tmp_path: Path) -> None:
+def test_a_snapshot_that_is_written_late_has_the_bytes_of_when_it_was_taken(
+    engine: Engine, adapter: Any, tmp_path: Path
+) -> None:
     """A step and a move of the tensors come between."""
     write_adapter(tmp_path / "now", adapter.weights, adapter.moments, META, overwrite=False)
-    later = snapshot(tmp_path / "later", adapter.weights, adapter.share_moments(), META, overwrite=False)
-    adapter.gradients = {name: torch.ones_like(tensor) for name, tensor in adapter.weights.tensors.items()}
+    ticket = engine.submit(ops.SaveAdapter(adapter, tmp_path / "later", META, with_optimizer=True, overwrite=False))
+    (saved,) = engine.step()
+    assert (saved.ticket, saved.error) == (ticket, None)
+    later = saved.result
     moved = adapter.weights.tensors
-    adapter.optim_step(tiny.SGD)
+    tiny.run(engine, ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(9, 5))], CrossEntropy()))
+    tiny.run(engine, ops.OptimStep(adapter, tiny.SGD))
+    assert adapter.weights.tensors is not moved
     moved.update({name: torch.zeros_like(tensor) for name, tensor in moved.items()})
+    assert isinstance(later, ops.Snapshot)
     later.write()
     for name in (TENSORS, OPTIMIZER, MANIFEST):
         assert (tmp_path / "later" / name).read_bytes() == (tmp_path / "now" / name).read_bytes()

@@ -67,6 +67,7 @@ Verb = Literal[
     "load_state_with_optimizer",
     "sample",
     "compute_logprobs",
+    "save",
 ]
 Latency = float | Callable[[Verb], float]  # seconds a call, or seconds by verb
 
@@ -160,6 +161,14 @@ class _Scored:
     fault: "Fault | None"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Frozen:
+    """An adapter's weights at one moment."""
+
+    config: LoraConfig
+    delta_VV: Table
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class _Queued:
     due_s: float
@@ -177,9 +186,11 @@ class RecordingEngine:
         limits = ModelLimits(name, len(self._tokenizer), CONTEXT_LENGTH)
         self.description = ops.Description(limits, hashlib.sha256(self._base_VV.tobytes()).hexdigest(), name)
         self.adapters: dict[ops.AdapterId, Adapter] = {}
-        self._frozen: dict[ops.WeightsId, Table] = {}
+        self._frozen: dict[ops.WeightsId, _Frozen] = {}
         self._scored: dict[ops.ScoreId, _Scored] = {}
         self._held: dict[ops.AdapterId, list[_Queued]] = {}  # what waits for what became of a custom loss
+        self._at_gate: dict[str, list[_Queued]] = {}  # what waits for the disk, by lane
+        self._may_begin: Callable[[ops.Ticket], bool] = lambda ticket: True
         self._busy_until_s: dict[ops.AdapterId, float] = {}
         self._answers: list[ops.Finished] = []
         self._latency_s = latency_s
@@ -191,6 +202,9 @@ class RecordingEngine:
 
     def check_lora(self, config: LoraConfig) -> None:
         """An adapter of any rank is the same whole table."""
+
+    def set_gate(self, may_begin: Callable[[ops.Ticket], bool]) -> None:
+        self._may_begin = may_begin
 
     def submit(self, op: ops.Op) -> ops.Ticket:
         """Queues an op and records it as a call. It is done when its latency has passed and those before it are
@@ -210,17 +224,21 @@ class RecordingEngine:
         return ticket
 
     def cancel(self, ticket: ops.Ticket) -> None:
-        for queue in (self._queue, *self._held.values()):
+        for queue in (self._queue, *self._held.values(), *self._at_gate.values()):
             if any(queued.ticket is ticket for queued in queue):
                 queue[:] = [queued for queued in queue if queued.ticket is not ticket]
                 heapq.heapify(queue)
                 self._answers.append(ops.Finished(ticket, error=Cancelled()))
+        self._at_gate = {lane: waiting for lane, waiting in self._at_gate.items() if waiting}
 
     def step(self) -> list[ops.Finished]:
         """Runs the next op that is due, or waits a millisecond at most, so that new ones are seen."""
         if self._answers:
             answers, self._answers = self._answers, []
             return answers
+        for lane in self._let_in():
+            for queued in self._at_gate.pop(lane):
+                heapq.heappush(self._queue, queued)
         if not self._queue:
             return []
         wait_s = self._queue[0].due_s - time.monotonic()
@@ -231,6 +249,8 @@ class RecordingEngine:
         op = queued.ticket.op
         if isinstance(op, ops.AdapterOp) and op.adapter in self._held:
             self._held[op.adapter].append(queued)
+            return []
+        if self._waits_at_gate(queued):
             return []
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # an infinite loss is reported, and its step skipped
@@ -243,7 +263,22 @@ class RecordingEngine:
 
     @property
     def idle(self) -> bool:
-        return not self._queue and not self._answers
+        return not self._queue and not self._answers and not self._let_in()
+
+    def _let_in(self) -> list[str]:
+        """Lanes whose first op may begin by now."""
+        return [lane for lane, waiting in self._at_gate.items() if self._may_begin(waiting[0].ticket)]
+
+    def _waits_at_gate(self, queued: _Queued) -> bool:
+        op = queued.ticket.op
+        lane = ops.lane_of(op) if isinstance(op, ops.OrderedOp) else op.weights or ""
+        if lane in self._at_gate:
+            self._at_gate[lane].append(queued)
+            return True
+        if isinstance(op, ops.SaveAdapter | ops.LoadingOp) and not self._may_begin(queued.ticket):
+            self._at_gate[lane] = [queued]
+            return True
+        return False
 
     def get_tokenizer(self) -> ByteTokenizer:
         """The byte tokenizer, whatever the model's name."""
@@ -279,7 +314,12 @@ class RecordingEngine:
             case ops.RestoreAdapter():
                 self._restore(self._adapter(op.adapter), op.path, op.with_optimizer)
             case ops.SaveAdapter():
-                self._save(self._adapter(op.adapter), op)
+                adapter = self._adapter(op.adapter)
+                moments = adapter.moments if op.with_optimizer else None
+                return self._snapshot(op, adapter.config, adapter.delta_VV, moments, overwrite=op.overwrite)
+            case ops.SaveWeights():
+                weights = self._weights(op.weights)
+                return self._snapshot(op, weights.config, weights.delta_VV, None, overwrite=False)
             case ops.Forward():
                 return self._forward(self._adapter(op.adapter).delta_VV, op.data, op.loss)[0]
             case ops.ForwardBackward():
@@ -299,9 +339,11 @@ class RecordingEngine:
             case ops.OptimStep():
                 return _optim_step(self._adapter(op.adapter), op.params)
             case ops.Freeze():
-                self._frozen[op.weights] = self._adapter(op.adapter).delta_VV
+                adapter = self._adapter(op.adapter)
+                self._frozen[op.weights] = _Frozen(adapter.config, adapter.delta_VV)
             case ops.LoadWeights():
-                self._frozen[op.weights] = load(read_folder(op.path)["adapter.safetensors"])["delta"]
+                config = LoraConfig(**read_manifest(op.path)["lora"])
+                self._frozen[op.weights] = _Frozen(config, load(read_folder(op.path)["adapter.safetensors"])["delta"])
             case ops.Drop():
                 del self.adapters[op.adapter]
             case ops.DropWeights():
@@ -309,7 +351,7 @@ class RecordingEngine:
             case ops.Sample():
                 return self._sample(op)
             case ops.ComputeLogprobs():
-                return _prompt_logprobs(self._table(self._weights(op.weights)), op.prompt)
+                return _prompt_logprobs(self._table_of(op), op.prompt)
             case _:
                 assert_never(op)
         return None
@@ -319,10 +361,10 @@ class RecordingEngine:
             raise InvalidRequest(f"there is no adapter of this name: it could not be made, or was dropped: {name!r}")
         return self.adapters[name]
 
-    def _weights(self, name: ops.WeightsId | None) -> Table | None:
-        if name is not None and name not in self._frozen:
+    def _weights(self, name: ops.WeightsId) -> "_Frozen":
+        if name not in self._frozen:
             raise InvalidRequest(f"there are no weights of this name, or no more: {name!r}")
-        return None if name is None else self._frozen[name]
+        return self._frozen[name]
 
     # -- training --
 
@@ -373,15 +415,21 @@ class RecordingEngine:
         zeros_VV = np.zeros_like(self._base_VV)
         return Adapter(config, zeros_VV, Moments(0, zeros_VV, zeros_VV))
 
-    def _save(self, adapter: Adapter, op: ops.SaveAdapter) -> None:
-        files = {"adapter.safetensors": save({"delta": adapter.delta_VV})}
-        if op.with_optimizer:
-            moments = adapter.moments
-            files["optimizer.safetensors"] = save(
-                {"step": np.array([moments.step]), "mean": moments.mean_VV, "square": moments.square_VV}
-            )
-        meta = {**op.meta, "lora": asdict(adapter.config), "with_optimizer": op.with_optimizer}
-        write_folder(op.path, files, meta, overwrite=op.overwrite, disk=self._disk)
+    def _snapshot(
+        self, op: ops.SavingOp, config: LoraConfig, delta_VV: Table, moments: Moments | None, *, overwrite: bool
+    ) -> ops.Snapshot:
+        """Arrays are never changed in place, so it holds them as they are."""
+
+        def write() -> None:
+            files = {"adapter.safetensors": save({"delta": delta_VV})}
+            if moments is not None:
+                files["optimizer.safetensors"] = save(
+                    {"step": np.array([moments.step]), "mean": moments.mean_VV, "square": moments.square_VV}
+                )
+            meta = {**op.meta, "lora": asdict(config), "with_optimizer": moments is not None}
+            write_folder(op.path, files, meta, overwrite=overwrite, disk=self._disk)
+
+        return ops.Snapshot(write)
 
     def _restore(self, adapter: Adapter, path: Path, with_optimizer: bool) -> None:
         """All of it or, when the folder is torn, nothing."""
@@ -396,11 +444,14 @@ class RecordingEngine:
 
     # -- sampling --
 
-    def _table(self, delta_VV: Table | None) -> Table:
-        return self._base_VV if delta_VV is None else self._base_VV + delta_VV
+    def _table(self, delta_VV: Table) -> Table:
+        return self._base_VV + delta_VV
+
+    def _table_of(self, op: ops.SamplingOp) -> Table:
+        return self._base_VV if op.weights is None else self._table(self._weights(op.weights).delta_VV)
 
     def _sample(self, op: ops.Sample) -> SampleResponse:
-        table_VV, topk = self._table(self._weights(op.weights)), op.topk_prompt_logprobs
+        table_VV, topk = self._table_of(op), op.topk_prompt_logprobs
         return SampleResponse(
             bigram.draw(table_VV, op.prompt.to_ints(), op.num_samples, op.params, self._tokenizer),
             _prompt_logprobs(table_VV, op.prompt) if op.include_prompt_logprobs else None,
@@ -435,6 +486,8 @@ def verb_of(op: ops.Op) -> Verb | None:
             return "save_weights_and_get_sampling_client"
         case ops.LoadWeights():
             return "create_sampling_client"
+        case ops.SaveWeights():
+            return "save"
         case ops.Sample():
             return "sample"
         case ops.ComputeLogprobs():

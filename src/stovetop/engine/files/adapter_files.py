@@ -11,7 +11,8 @@ A folder that PEFT wrote has the first two, and is read as well.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, write_folder
 from stovetop.engine.lora.weights import AdapterWeights, Moments, Target
+from stovetop.engine.ops import Snapshot
 from stovetop.errors import CheckpointError, listed
 from stovetop.saved_states import CONFIG, MARK, OPTIMIZER, TENSORS, describe, is_foreign
 from stovetop.target_names import FROZEN_HEAD, peft_name, split_peft_name
@@ -54,21 +56,6 @@ def write_adapter(
     write_folder(path, files, whole, overwrite=overwrite, disk=disk)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AdapterSnapshot:
-    """What a save is to write. No step, and no move of the tensors elsewhere, changes what is in it."""
-
-    path: Path
-    weights: AdapterWeights
-    moments: Moments | None
-    meta: dict[str, Any]
-    overwrite: bool
-    disk: Disk
-
-    def write(self) -> None:
-        write_adapter(self.path, self.weights, self.moments, self.meta, overwrite=self.overwrite, disk=self.disk)
-
-
 def snapshot(
     path: Path,
     weights: AdapterWeights,
@@ -77,9 +64,11 @@ def snapshot(
     *,
     overwrite: bool,
     disk: Disk = LOCAL_DISK,
-) -> AdapterSnapshot:
-    """`moments` are the caller's to leave alone. Weights never change, but where their tensors lie may."""
-    return AdapterSnapshot(path, replace(weights, tensors=dict(weights.tensors)), moments, meta, overwrite, disk)
+) -> Snapshot:
+    """The same, to be written later. `moments` are left alone by the caller; weights are never changed, but where their
+    tensors lie may be."""
+    weights = replace(weights, tensors=dict(weights.tensors))
+    return Snapshot(partial(write_adapter, path, weights, moments, meta, overwrite=overwrite, disk=disk))
 
 
 def _saved(tensors: dict[str, Tensor]) -> bytes:
