@@ -258,7 +258,6 @@ class Sampler:
             self._answer(request.answer())
         elif request.is_computed:
             for sequence in request.begun.values():
-                sequence.prefix = None
                 self._prompts.add(self._again_from(_returning(sequence)))
             if request.num_left > 0:
                 self._prompts.add(self._again_from(Start(request, request.prompt)))
