@@ -2,13 +2,17 @@
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from stovetop.checks import take
 from stovetop.errors import InvalidRequest
 from stovetop.rules import Maybe, number
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -62,9 +66,26 @@ class ClientFuture(APIFuture[T]):
         return getattr(self.result(), name)
 
 
+class _Answer(concurrent.futures.Future[T]):
+    """A future whose callbacks cannot keep its answer from each other, nor end the thread that brings it: the library
+    logs what is raised in one of them if it is an Exception, and lets the rest go by, sys.exit() for one."""
+
+    def add_done_callback(self, fn: "Callable[[concurrent.futures.Future[T]], object]") -> None:
+        super().add_done_callback(partial(_contained, fn))
+
+
+def _contained(
+    callback: "Callable[[concurrent.futures.Future[T]], object]", done: "concurrent.futures.Future[T]"
+) -> None:
+    try:
+        callback(done)
+    except BaseException:
+        log.exception("a callback on the future of a call raised")
+
+
 def pending() -> "concurrent.futures.Future[Any]":
     """A future that nobody can cancel: what was queued will be done."""
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future: concurrent.futures.Future[Any] = _Answer()
     future.set_running_or_notify_cancel()
     return future
 

@@ -15,7 +15,6 @@ from stovetop.engine.lora.routing import Stack
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling import batch
-from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import InvalidRequest
 from stovetop.losses import PPO, CrossEntropy, ImportanceSampling, Loss
@@ -245,30 +244,6 @@ def test_samples_of_many_adapters_in_any_order_are_those_of_each_alone(
         for ours, alone in zip(together[ticket].sequences, tiny.run(engine, op).sequences, strict=True):
             assert ours.tokens == alone.tokens
             assert ours.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
-
-
-# ---- what runs with what ---------------------------------------------------------------------------------------------
-
-
-def scheduled(max_tokens: int, given: list[ops.Op], *, share_passes: bool = True) -> list[list[int]]:
-    """The turns in which ops run, as numbers in the order of submission."""
-    scheduler, turns = Scheduler(max_tokens, share_passes=share_passes), []
-    for number, op in enumerate(given):
-        data = op.data if isinstance(op, ops.ForwardBackward) else []
-        scheduler.add(ops.Ticket(number, op), [ops.num_tokens(op)] if data else [])
-    while turn := scheduler.next_turn():
-        turns.append([ticket.number for ticket in turn])
-    return turns
-
-
-def test_what_is_next_in_line_for_other_adapters_runs_along_and_nothing_overtakes_its_own() -> None:
-    a, b, c = "abc"
-    backward = lambda adapter: ops.ForwardBackward(adapter, [tiny.datum([1] * 11)], CrossEntropy())  # noqa: E731
-    step = lambda adapter: ops.OptimStep(adapter, STEP)  # noqa: E731
-    given = [backward(a), step(a), backward(b), step(b), backward(a), backward(c), ops.Freeze(c, "w"), step(a)]
-    assert scheduled(100, given) == [[0, 2, 5], [1, 3], [6], [4], [7]]
-    assert scheduled(20, given) == [[0, 2], [5], [1, 3], [6], [4], [7]]
-    assert scheduled(100, given, share_passes=False) == [[0], [2], [5], [1, 3], [6], [4], [7]]
 
 
 # ---- time and memory -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -281,7 +282,9 @@ class EngineThread:
     def _submit(self, accepted: "_Accepted", engine: ops.Engine) -> None:
         try:
             ticket = engine.submit(accepted.op)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._answer(accepted, None, error)
         else:
             accepted.ticket = ticket
@@ -297,10 +300,13 @@ class EngineThread:
         self._inbox.put(cancel)
 
     def _answer(self, accepted: "_Accepted", result: ops.Result, error: BaseException | None) -> None:
-        with self._lock:
-            self._unanswered.discard(accepted)
-            self._count(accepted.op, -1)
-        accepted.answer(result, error)
+        """Also where what is told to others about it raises."""
+        try:
+            with self._lock:
+                self._unanswered.discard(accepted)
+                self._count(accepted.op, -1)
+        finally:
+            accepted.answer(result, error)
 
     def _end(self, error: BaseException) -> int:
         """Nothing more is accepted, and what was accepted and is not done fails. Returns how many calls that were."""
@@ -336,7 +342,7 @@ class _Accepted:
         if error is None:
             try:
                 result = self.finish(result)
-            except Exception as raised:
+            except BaseException as raised:
                 error = raised
         settle(self.future, self.what, result, error)
 
@@ -363,16 +369,12 @@ class Expected:
 
 
 def settle(future: "Future[Any]", what: str, result: Any, error: BaseException | None) -> None:
-    """The answer to a call. What a user's callbacks on the future raise is theirs: it ends nothing here."""
-    try:
+    """The answer to a call."""
+    with suppress(InvalidStateError):  # it was answered before, by the end of the thread
         if error is None:
             future.set_result(result)
         else:
             future.set_exception(_public(what, error))
-    except InvalidStateError:  # it was answered before, by the end of the thread
-        pass
-    except BaseException:
-        log.exception("%s: a callback on its future raised", what)
 
 
 def _public(what: str, error: BaseException) -> BaseException:

@@ -251,7 +251,7 @@ class InProcessServiceClient(ServiceClient):
             lambda _: InProcessTrainingClient(base, config, run),
             after=after,
         )
-        return ClientFuture(made.future())
+        return ClientFuture(made.future(), made.cancel)
 
 
 def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:

@@ -123,7 +123,7 @@ def load_sampling_client(base: OpenedBase, path: str) -> ClientFuture[Any]:
         lambda _: InProcessSamplingClient(base, weights, state),
         after=base.saves.under(Path(path)),
     )
-    return ClientFuture(loaded.future())
+    return ClientFuture(loaded.future(), loaded.cancel)
 
 
 def _last(values_T: list[Any], last_n: int | None) -> list[Any]:

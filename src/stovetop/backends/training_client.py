@@ -145,7 +145,7 @@ class InProcessTrainingClient:
             ops.Freeze(self._adapter, weights),
             lambda _: InProcessSamplingClient(self._base, weights, self._state(with_optimizer=False)),
         )
-        return ClientFuture(frozen.future())
+        return ClientFuture(frozen.future(), frozen.cancel)
 
     @checked
     def create_sampling_client(

@@ -15,7 +15,7 @@ from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.residency import Residency
 from stovetop.engine.training.adapter import Adapter
 from stovetop.engine.training.trainer import Cut, Given, Graph, Task, Trainer
-from stovetop.errors import InvalidRequest
+from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.types import Datum
 
 
@@ -58,13 +58,17 @@ class Adapters:
             case ops.Forward():
                 return Task(adapter, op.data, op.loss, deque(cuts))
             case ops.ForwardBackward():
-                return Task(adapter, op.data, op.loss, deque(cuts), backward=True, spoils=True)
+                return Task(adapter, op.data, op.loss, deque(cuts), backward=True)
             case ops.Score():
-                return Task(adapter, op.data, None, deque(cuts), spoils=True, keeps_graph=self._may_keep(cuts))
+                return Task(adapter, op.data, None, deque(cuts), keeps_graph=self._may_keep(cuts))
             case ops.BackwardFrom():
-                scored = self._scored[op.scored]
+                scored = self._scored.get(op.scored)
+                if scored is None:
+                    raise InvalidRequest(
+                        f"there are no logprobs of this name: they could not be computed, or were used: {op.scored!r}"
+                    )
                 given = Given([tensor.to_torch().to(self._model.device) for tensor in op.gradients])
-                return Task(adapter, scored.data, given, deque(cuts), backward=True, spoils=True, graph=scored.graph)
+                return Task(adapter, scored.data, given, deque(cuts), backward=True, graph=scored.graph)
             case _:
                 assert_never(op)
 
@@ -76,6 +80,19 @@ class Adapters:
     def scored(self, op: ops.Score, task: Task) -> None:
         """The logprobs of a custom loss are there."""
         self._scored[op.scored].graph = task.graph
+
+    def failed(self, op: ops.Op, error: BaseException) -> None:
+        """What follows from the failure of an op: after a forward_backward that failed, whatever it failed of, the
+        adapter must not step. One that was taken back is as if it never was."""
+        match op:
+            case ops.ForwardBackward() | ops.Score() | ops.BackwardFrom():
+                adapter = self.by_id.get(op.adapter)
+                if adapter is not None and not isinstance(error, Cancelled):
+                    adapter.fail(error)
+                if isinstance(op, ops.Score):
+                    self.forget_scored(op.scored)
+            case _:
+                pass
 
     def forget_scored(self, scored: ops.ScoreId | None) -> None:
         if scored is not None:

@@ -6,11 +6,13 @@
 One base model, frozen and shared; any number of adapters on it. What an op does to an adapter is in `training/`, how
 samples are drawn in `sampling/`, what runs when in `scheduler.py`.
 
-A failure belongs to the ticket that caused it. What is raised outside of the work on a ticket is a fault of ours: it
-leaves `step`, and the engine is not to be used any more.
+A failure belongs to the ticket that caused it, whatever it is: only KeyboardInterrupt, and what is derived from it,
+ends the work from outside. What is raised outside of the work on a ticket is a fault of ours. Either leaves `step`, and
+the engine is not to be used any more.
 """
 
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +35,8 @@ from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training.trainer import Cut, Task, Trainer
 from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.types import LoraConfig
+
+log = logging.getLogger(__name__)
 
 BYTES_OF_FACTOR = 16  # of each number: weight, gradient and two moments, in float32
 SHARE_OF_ADAPTERS = 0.5  # of the memory that is available when the model is loaded
@@ -67,7 +71,8 @@ class Engine:
         self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()))
         self.adapters = Adapters(model, self._trainer, self._residency, disk)
         self._numbers = itertools.count(1)
-        self._cuts: dict[int, list[Cut]] = {}  # of ops in passes that have not begun, by number of the ticket
+        self._cuts: dict[int, list[Cut]] = {}  # of ops in passes, by number of the ticket
+        self._unfit: dict[int, BaseException] = {}  # why an op's data cannot be cut into passes; told in its turn
         self._tasks: dict[int, Task] = {}  # of those that have
         self._newcomers: deque[_Newcomer] = deque()  # samples to begin with
         self._for_weights: dict[ops.WeightsId, list[ops.Ticket]] = {}  # what waits for weights in the making
@@ -108,11 +113,21 @@ class Engine:
                 else:
                     in_making.append(ticket)
             case _:
-                self._cuts[ticket.number] = cuts = self.adapters.cuts(op)
+                cuts = self._cut(ticket.number, op)
+                self._scheduler.add(ticket, [cut.num_tokens for cut in cuts])
+                self._cuts[ticket.number] = cuts
                 if isinstance(op, ops.Freeze | ops.LoadWeights):
                     self._for_weights.setdefault(op.weights, [])
-                self._scheduler.add(ticket, [cut.num_tokens for cut in cuts])
         return ticket
+
+    def _cut(self, number: int, op: ops.OrderedOp) -> list[Cut]:
+        try:
+            return self.adapters.cuts(op)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of this op, which fails when those before it are done
+            self._unfit[number] = error
+            return []
 
     def cancel(self, ticket: ops.Ticket) -> None:
         for waiting in self._for_weights.values():
@@ -147,53 +162,82 @@ class Engine:
     def _run(self, turn: list[ops.Ticket]) -> None:
         """Ops of one kind, each of another adapter. What is raised is the failure of the ticket that it was done
         for."""
-        running: list[ops.Ticket] = []
-        for ticket in turn:
-            op = ticket.op
-            assert isinstance(op, ops.OrderedOp), "the scheduler has no others"
-            try:
-                self.adapters.use(op)
-                if isinstance(op, ops.PassesOp):
-                    if ticket.number not in self._tasks:
-                        self._tasks[ticket.number] = self.adapters.task(op, self._cuts[ticket.number])
-                    running.append(ticket)
-                else:
-                    result = self.adapters.do(op)
-                    self.adapters.note_new(op)
-                    self._answer(ticket, None, result)
-            except Exception as error:
-                self._answer(ticket, error)
-        if running:
-            self._trainer.run_pass([self._tasks[ticket.number] for ticket in running])
-        for ticket in running:
-            if self._tasks[ticket.number].is_done:
-                self._end_task(ticket)
+        running = [ticket for ticket in turn if self._begin(ticket)]
+        tasks = [self._tasks[ticket.number] for ticket in running]
+        if tasks:
+            self._run_pass(tasks)
+        for ticket, task in zip(running, tasks, strict=True):
+            if task.is_done:
+                self._end_task(ticket, task)
 
-    def _end_task(self, ticket: ops.Ticket) -> None:
-        op, task = ticket.op, self._tasks[ticket.number]
+    def _run_pass(self, tasks: list[Task]) -> None:
+        try:
+            self._trainer.run_pass(tasks)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a fault of ours, which leaves in doubt how far each of them is
+            for task in tasks:
+                task.fail(error)
+
+    def _begin(self, ticket: ops.Ticket) -> bool:
+        """Whether a pass is to be done for it. An op that needs none is done here."""
+        op = ticket.op
+        assert isinstance(op, ops.OrderedOp), "the scheduler has no others"
+        try:
+            if ticket.number in self._unfit:
+                raise self._unfit[ticket.number]
+            self.adapters.use(op)
+            if isinstance(op, ops.PassesOp):
+                if ticket.number not in self._tasks:
+                    self._tasks[ticket.number] = self.adapters.task(op, self._cuts[ticket.number])
+                return True
+            result = self.adapters.do(op)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._answer(ticket, error)
+            return False
+        self._answer(ticket, None, result)
+        self._count_new(op)
+        return False
+
+    def _count_new(self, op: ops.OrderedOp) -> None:
+        """What an op has made counts from now on. The op is done, even where that fails."""
+        try:
+            self.adapters.note_new(op)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.exception("an adapter does not count until it is used again")
+
+    def _end_task(self, ticket: ops.Ticket, task: Task) -> None:
+        op = ticket.op
         try:
             output = task.output()
-        except Exception as error:
-            return self._answer(ticket, error)
-        if isinstance(op, ops.Score):
-            self.adapters.scored(op, task)
-            self._scheduler.hold(op.adapter, op.scored)
-        return self._answer(ticket, None, None if isinstance(op, ops.BackwardFrom) else output)
+            if isinstance(op, ops.Score):
+                self.adapters.scored(op, task)
+                self._scheduler.hold(op.adapter, op.scored)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._answer(ticket, error)
+        else:
+            self._answer(ticket, None, None if isinstance(op, ops.BackwardFrom) else output)
 
-    def _answer(self, ticket: ops.Ticket, error: Exception | None, result: ops.Result = None) -> None:
+    def _answer(self, ticket: ops.Ticket, error: BaseException | None, result: ops.Result = None) -> None:
         """The end of a ticket."""
         op = ticket.op
         self._answers.append(ops.Finished(ticket, result, error))
         self._cuts.pop(ticket.number, None)
+        self._unfit.pop(ticket.number, None)
         self._tasks.pop(ticket.number, None)
         if error is not None:
             self._scheduler.end(ticket)
+            self.adapters.failed(op, error)
         match op:
             case ops.Freeze() | ops.LoadWeights():
                 for waiting in self._for_weights.pop(op.weights, ()):
                     self._with_weights(waiting, error)
-            case ops.Score() if error is not None:
-                self.adapters.forget_scored(op.scored)
             case ops.BackwardFrom():
                 self.adapters.forget_scored(op.scored)
             case _:
@@ -201,13 +245,17 @@ class Engine:
 
     # ---- sampling ----------------------------------------------------------------------------------------------------
 
-    def _with_weights(self, ticket: ops.Ticket, error: Exception | None = None) -> None:
+    def _with_weights(self, ticket: ops.Ticket, error: BaseException | None = None) -> None:
         """What is done as soon as the weights are there that it names; `error` is why they could not be made."""
         op, frozen = ticket.op, self.adapters.frozen
         assert isinstance(op, ops.WeightsOp), "no other op waits for weights"
         if op.weights is not None and op.weights not in frozen:
-            missing = InvalidRequest(f"there are no weights of this name, or no more: {op.weights!r}")
-            return self._answer(ticket, error or missing)
+            missing = "there are no weights of this name, or no more"
+            failure = InvalidRequest(
+                f"{missing if error is None else f'they could not be made: {error}'}: {op.weights!r}"
+            )
+            failure.__cause__ = error
+            return self._answer(ticket, failure)
         if isinstance(op, ops.SaveWeights):
             return self._answer(ticket, None, self.adapters.snapshot_of_weights(op))
         if isinstance(op, ops.DropWeights):
@@ -221,7 +269,10 @@ class Engine:
             if newcomer.weights is not None:
                 self._residency.use([newcomer.weights])
             self._sampler.add(newcomer.ticket, newcomer.weights)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._sampler.cancel(newcomer.ticket)  # it may have it already
             self._answer(newcomer.ticket, error)
 
 

@@ -46,9 +46,10 @@ class Residency:
     def use(self, holders: Iterable[Holder]) -> None:
         """Each is in the memory of the device from now on, until others push it out."""
         for holder in holders:
-            entry = self._idle.pop(id(holder), None)
+            entry = self._idle.get(id(holder))
             if entry is not None and entry.holder() is holder:
                 _replace(holder, self._brought_back)
+            self._idle.pop(id(holder), None)
             known = self._resident.get(id(holder))
             if known is None or known.holder() is not holder:
                 self._resident[id(holder)] = _Entry(weakref.ref(holder), _num_bytes(holder))
@@ -73,8 +74,10 @@ class Residency:
     def _put_away(self, key: int, holder: Holder) -> None:
         try:
             _replace(holder, self._mapped if self._device.type == "cpu" else _on_host)
-        except (OSError, RuntimeError) as error:  # a full disk or no map of it: the adapter is where it was
-            log.warning("idle adapters stay in memory from now on, for there is no room in %s: %s", self._folder, error)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # such as a full disk, or no memory for a map: the adapter is where it was
+            log.warning("idle adapters stay in memory from now on, for there is no room in %s: %r", self._folder, error)
             self._limit_bytes = sys.maxsize
             return
         self._idle[key] = self._resident.pop(key)

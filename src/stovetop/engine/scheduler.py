@@ -1,27 +1,42 @@
 """What runs next. Knows tickets and their order, no tensor.
 
-The rule: ops of one adapter run in the order they came. Queues are served in turn, in each the oldest op that may run,
-and a turn is at most one pass, that is `max_tokens_per_pass` tokens: of a large op the next turn of its queue does the
-next pass. Where data of several adapters may train in one pass, the rest of a pass is filled from the next queues with
-passes of the same kind that fit; optimizer steps all run together. Who was served goes to the end of the line. So what
-one client has queued, however much it is, delays another's first op by one turn of each queue at most.
+The rule: ops of one adapter run in the order they came, so one op of each adapter is ready at most. Queues with a ready
+op stand in a line. The first of them has the turn and goes to the end of the line: its oldest ready op runs, for one
+pass at most, that is `max_tokens_per_pass` tokens; a large op does its next pass in the next turn of its queue. Where
+data of several adapters may train in one pass, the rest of it is filled with passes of the same kind that fit, of
+other adapters of this queue and then of the next queues, which keep their places in the line; optimizer steps run
+together likewise. So every queue has a turn in each round, and what one client has queued, however much it is, delays
+another's first op by one turn of each queue at most.
+
+A turn costs the same however much is queued: it looks at a bounded number of ready ops.
 
 Sampling is not scheduled here: it reads frozen weights only, so it needs no order (`sampling/sampler.py`).
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from stovetop.engine import ops
 from stovetop.engine.ops import Ticket
+
+MAX_CANDIDATES = 32  # for a place beside the op whose turn it is; a bound, not a tuned number
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     ticket: Ticket
+    lane: str  # what keeps its order with it
+    queue: str
     passes: deque[int]  # tokens of each that is left; none for an op that needs no pass
     has_begun: bool = False
+    is_over: bool = False
+
+    @property
+    def next_tokens(self) -> int:
+        return self.passes[0] if self.passes else 0
 
     def answers(self, scored: ops.ScoreId) -> bool:
         """Whether it tells what became of a custom loss."""
@@ -29,53 +44,61 @@ class _Waiting:
         return isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored == scored
 
 
+def _number(waiting: _Waiting) -> int:
+    return waiting.ticket.number
+
+
 class Scheduler:
     def __init__(self, max_tokens_per_pass: int, *, share_passes: bool) -> None:
         """`share_passes`: data of several adapters may train in one pass."""
         self._max_tokens = max_tokens_per_pass
         self._share_passes = share_passes
+        self._waiting: dict[Ticket, _Waiting] = {}
         self._lanes: dict[str, deque[_Waiting]] = {}  # ops that keep their order, by adapter
-        self._turns: dict[str, int] = {}  # how many ops wait, by queue, the next to be served first
         self._held: dict[str, ops.ScoreId] = {}  # lanes in which all waits for what became of a custom loss
+        self._ready: dict[str, _Waiting] = {}  # by lane
         self.may_begin: Callable[[Ticket], bool] = lambda ticket: True  # asked of what saves or loads
+        self._line: dict[str, list[_Waiting]] = {}  # the same by queue, the next one first, in each the oldest first
 
     def add(self, ticket: Ticket, passes: Sequence[int] = ()) -> None:
         """`passes` are the tokens of each pass that the op needs."""
         op = ticket.op
-        assert not isinstance(op, ops.WeightsOp), "these need no order"
-        lane = self._lanes.setdefault(ops.lane_of(op), deque())
-        waiting = _Waiting(ticket, deque(passes))
+        assert isinstance(op, ops.OrderedOp), "the others need no order"
+        waiting = _Waiting(ticket, ops.lane_of(op), ops.queue_of(op), deque(passes))
+        lane = self._lanes.get(waiting.lane, deque())
+        place = len(lane)
         if isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored is not None:
-            lane.insert(self._place_of_answer(op.adapter, op.scored), waiting)
-        else:
-            lane.append(waiting)
-        queue = ops.queue_of(op)
-        self._turns[queue] = self._turns.get(queue, 0) + 1
+            place = self._place_of_answer(lane, op.adapter, op.scored)
+            if self._held.get(op.adapter) == op.scored:
+                del self._held[op.adapter]
+        lane.insert(place, waiting)
+        self._lanes[waiting.lane] = lane
+        self._waiting[ticket] = waiting
+        self._refresh(waiting.lane)
 
-    def _place_of_answer(self, adapter: ops.AdapterId, scored: ops.ScoreId) -> int:
+    def _place_of_answer(self, lane: deque[_Waiting], adapter: ops.AdapterId, scored: ops.ScoreId) -> int:
         """Behind the `Score` that it answers, or, where that is done, before all others."""
         if self._held.get(adapter) == scored:
-            del self._held[adapter]
             return 0
-        for index, waiting in enumerate(self._lanes[adapter]):
+        for index, waiting in enumerate(lane):
             if isinstance(waiting.ticket.op, ops.Score) and waiting.ticket.op.scored == scored:
                 return index + 1
-        return len(self._lanes[adapter])
+        return len(lane)
 
     def hold(self, adapter: ops.AdapterId, scored: ops.ScoreId) -> None:
         """Its other ops wait until an answer is added, if there is none yet."""
-        lane = self._lanes.get(adapter)
-        if not lane or not lane[0].answers(scored):
+        ready = self._ready.get(adapter)
+        if ready is None or not ready.answers(scored):
             self._held[adapter] = scored
+            self._refresh(adapter)
 
     def next_turn(self) -> list[Ticket]:
         """The ops whose turn it is, of one kind, each of another adapter; for ops in passes, one pass of each. An op
         comes again until all its passes had their turns, or `end` was called."""
-        ready = self._ready()
-        queues = [queue for queue in self._turns if queue in ready]
-        if not queues:
+        candidates = list(islice(self._candidates(), 1 + MAX_CANDIDATES))
+        if not candidates:
             return []
-        first, *others = [waiting for queue in queues for waiting in ready[queue]]
+        first, *others = candidates
         turn = [first, *self._company(first, others)]
         for waiting in turn:
             waiting.has_begun = True
@@ -83,21 +106,15 @@ class Scheduler:
                 waiting.passes.popleft()
             if not waiting.passes:
                 self._remove(waiting)
-            self._to_the_end(ops.queue_of(waiting.ticket.op))
+        if first.queue in self._line:
+            self._line[first.queue] = self._line.pop(first.queue)
         return [waiting.ticket for waiting in turn]
 
-    def _ready(self) -> dict[str, list[_Waiting]]:
-        """What may run, by queue, the oldest first."""
-        ready: dict[str, list[_Waiting]] = defaultdict(list)
-        for name, lane in self._lanes.items():
-            if name not in self._held and self._is_let_in(lane[0].ticket):
-                ready[ops.queue_of(lane[0].ticket.op)].append(lane[0])
-        for waiting in ready.values():
-            waiting.sort(key=lambda each: each.ticket.number)
-        return ready
-
-    def _is_let_in(self, ticket: Ticket) -> bool:
-        return not isinstance(ticket.op, ops.SaveAdapter | ops.LoadingOp) or self.may_begin(ticket)
+    def _candidates(self) -> Iterator[_Waiting]:
+        for ready in self._line.values():
+            for waiting in ready:
+                if not isinstance(waiting.ticket.op, ops.SaveAdapter | ops.LoadingOp) or self.may_begin(waiting.ticket):
+                    yield waiting
 
     def _company(self, first: _Waiting, others: Sequence[_Waiting]) -> list[_Waiting]:
         """What runs with it."""
@@ -106,52 +123,62 @@ class Scheduler:
             case ops.OptimStep():
                 return alike
             case ops.Forward() | ops.ForwardBackward() if self._share_passes:
-                return _fitting(alike, self._max_tokens - first.passes[0])
+                return _fitting(alike, self._max_tokens - first.next_tokens)
             case _:
                 return []
 
     def end(self, ticket: Ticket) -> None:
         """An op that failed has no more passes."""
-        for lane in self._lanes.values():
-            if lane[0].ticket is ticket:
-                self._remove(lane[0])
-                return
+        waiting = self._waiting.get(ticket)
+        if waiting is not None:
+            self._remove(waiting)
 
     def cancel(self, ticket: Ticket) -> bool:
         """Takes it out, if it has not begun."""
-        for lane in self._lanes.values():
-            for waiting in lane:
-                if waiting.ticket is ticket and not waiting.has_begun:
-                    self._remove(waiting)
-                    return True
-        return False
+        waiting = self._waiting.get(ticket)
+        if waiting is None or waiting.has_begun:
+            return False
+        self._remove(waiting)
+        return True
 
     @property
     def idle(self) -> bool:
         """Nothing may run."""
-        return not any(name not in self._held and self._is_let_in(lane[0].ticket) for name, lane in self._lanes.items())
+        return next(self._candidates(), None) is None
 
     def _remove(self, waiting: _Waiting) -> None:
-        op = waiting.ticket.op
-        assert not isinstance(op, ops.WeightsOp), "these are not added"
-        lane, queue = self._lanes[ops.lane_of(op)], ops.queue_of(op)
-        lane.remove(waiting)
-        if not lane:
-            del self._lanes[ops.lane_of(op)]
-        self._turns[queue] -= 1
-        if self._turns[queue] == 0:
-            del self._turns[queue]
+        """It leaves its lane when it is the first there, for looking for it would take long in a long one."""
+        waiting.is_over = True
+        del self._waiting[waiting.ticket]
+        self._refresh(waiting.lane)
 
-    def _to_the_end(self, queue: str) -> None:
-        if queue in self._turns:
-            self._turns[queue] = self._turns.pop(queue)
+    def _refresh(self, name: str) -> None:
+        """The first op of a lane is ready, if the lane is not held."""
+        lane, before = self._lanes.get(name, deque()), self._ready.get(name)
+        while lane and lane[0].is_over:
+            lane.popleft()
+        if not lane:
+            self._lanes.pop(name, None)
+        now = lane[0] if lane and name not in self._held else None
+        if now is before:
+            return
+        if now is not None:  # first, so that a queue keeps its place in the line
+            self._ready[name] = now
+            insort(self._line.setdefault(now.queue, []), now, key=_number)
+        else:
+            self._ready.pop(name)
+        if before is not None:
+            others = self._line[before.queue]
+            del others[bisect_left(others, _number(before), key=_number)]
+            if not others:
+                del self._line[before.queue]
 
 
 def _fitting(others: Sequence[_Waiting], room: int) -> list[_Waiting]:
     """Those whose next passes fit together into so many tokens."""
     fitting: list[_Waiting] = []
     for other in others:
-        if other.passes[0] <= room:
+        if other.next_tokens <= room:
             fitting.append(other)
-            room -= other.passes[0]
+            room -= other.next_tokens
     return fitting

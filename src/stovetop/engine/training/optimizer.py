@@ -26,6 +26,10 @@ LARGEST = torch.finfo(torch.float32).max
 LARGEST_SQUARED = math.sqrt(LARGEST)  # 1.8e19: the square of a larger number is no float32
 
 
+class MomentsLost(Exception):
+    """A step failed after it had begun to change the moments in place. The cause says why."""
+
+
 class Stepped(NamedTuple):
     weights: Tensors
     moments: Moments
@@ -38,7 +42,7 @@ def adamw(
     weights: Tensors, gradients: Tensors, moments: Moments, params: AdamParams, *, keep_moments: bool = False
 ) -> Stepped:
     """One step. `gradients` has a tensor for every weight. The tensors of `moments` become those of the result, unless
-    they are kept."""
+    they are kept; a step that fails while it changes them raises MomentsLost."""
     names = sorted(weights)  # norms are sums, whose last bit depends on the order, and a loaded adapter has another one
     grad_norm = global_norm([gradients[name] for name in names])
     if not math.isfinite(grad_norm):
@@ -53,24 +57,29 @@ def adamw(
         [_owned(old.get(name), weight, copied=copied) for name, weight in zip(names, new, strict=True)]
         for old in (moments.mean, moments.square)
     )
-    spare = _spare(weights)  # from here on nothing large is allocated, so nothing ends halfway
-    library_adamw(
-        new,
-        clipped,
-        mean,
-        square,
-        max_exp_avg_sqs=[],
-        state_steps=_steps(moments.step, new),
-        fused=True,  # one pass over memory instead of a dozen
-        amsgrad=False,
-        maximize=False,
-        lr=params.learning_rate,
-        beta1=params.beta1,
-        beta2=params.beta2,
-        eps=params.eps,
-        weight_decay=params.weight_decay,
-    )
-    update_norm = _norm_of_changes([weights[name] for name in names], new, spare)
+    spare, steps = _spare(weights), _steps(moments.step, new)  # from here on nothing large is allocated
+    try:
+        library_adamw(
+            new,
+            clipped,
+            mean,
+            square,
+            max_exp_avg_sqs=[],
+            state_steps=steps,
+            fused=True,  # one pass over memory instead of a dozen
+            amsgrad=False,
+            maximize=False,
+            lr=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+        )
+        update_norm = _norm_of_changes([weights[name] for name in names], new, spare)
+    except BaseException as error:
+        if copied:
+            raise
+        raise MomentsLost from error
     if not math.isfinite(update_norm):
         return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
     named = (dict(zip(names, tensors, strict=True)) for tensors in (new, mean, square))

@@ -72,22 +72,19 @@ class Task:
     loss: Loss | Given | None  # None where only logprobs are asked for
     cuts: deque[Cut]  # of the passes that are left
     backward: bool = False
-    spoils: bool = False  # if it fails, the adapter must not step
     keeps_graph: bool = False  # of its one pass, if there is memory for it
     graph: Graph | None = None  # that was kept, or from which to go back
     total: float = 0.0
     logprobs: list[Tensor] = field(default_factory=list)
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def is_done(self) -> bool:
         return self.error is not None or not self.cuts
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """There are no more passes."""
         self.error = error
-        if self.spoils:
-            self.adapter.fail(error)
 
     def take(self, computed: "_Computed") -> None:
         """What a pass gave. Where that fails the task fails: the pass cannot be done again."""
@@ -96,7 +93,10 @@ class Task:
                 self.adapter.gradients = _sum(self.adapter.gradients, computed.gradients)
             self.total += computed.loss
             self.logprobs += computed.logprobs
-        except Exception as error:
+            self.graph = computed.graph
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.fail(error)
 
     def output(self) -> ForwardBackwardOutput:
@@ -129,6 +129,7 @@ class _Computed(NamedTuple):
     loss: float
     logprobs: list[Tensor]
     gradients: Tensors  # none of a forward pass
+    graph: Graph | None = None  # where it is to be kept
 
 
 class Trainer:
@@ -162,7 +163,9 @@ class Trainer:
             except torch.OutOfMemoryError as error:
                 clear_frames(error.__traceback__)  # which hold what did not fit
                 waiting.extendleft(reversed(_halves(shares, error)))
-            except Exception as error:  # of one of the tasks
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # of one of the tasks
                 clear_frames(error.__traceback__)  # which hold the activations of all
                 if len(shares) == 1:
                     shares[0].task.fail(error)
@@ -181,14 +184,13 @@ class Trainer:
         with torch.set_grad_enabled(needs_graph), torch.inference_mode(not needs_graph):
             weights = [_leaves(own) for own in weights] if needs_graph else weights
             scored = self._score(shares, weights)
-            if last.keeps_graph:
-                last.graph = Graph(scored[0], weights[0].tensors)
             losses = [_total_loss(share, logprobs) for share, logprobs in zip(shares, scored, strict=True)]
             gradients: list[Tensors] = [{} for _ in shares]
             if last.backward:
                 gradients = _gradients(torch.stack(losses).sum(), [own.tensors for own in weights])
+            graph = Graph(scored[0], weights[0].tensors) if last.keeps_graph else None
             return [
-                _Computed(loss.item(), [tensor.detach() for tensor in logprobs], own)
+                _Computed(loss.item(), [tensor.detach() for tensor in logprobs], own, graph)
                 for loss, logprobs, own in zip(losses, scored, gradients, strict=True)
             ]
 
@@ -233,6 +235,9 @@ def _halves(shares: list[_Share], error: Exception) -> list[list[_Share]]:
         return [shares[: len(shares) // 2], shares[len(shares) // 2 :]]
     (share,) = shares
     share.task.keeps_graph = False
+    if share.task.graph is not None:  # without it there is more room, and it may be used up in part
+        share.task.graph = None
+        return [shares]
     half = len(share.indices) // 2
     log.warning("a pass of %d datums does not fit into memory: trying two halves", len(share.indices))
     if half == 0:
