@@ -7,6 +7,7 @@ twentieth of the boundaries, .ci/run all of them.
 
 import asyncio
 import contextlib
+import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -66,13 +67,19 @@ class Mode:
     workflow: Workflow
     config: Callable[[Path], Config]
 
-    def train(self, config: Config, copier: Copier | None = None) -> None:
+    def train(self, config: Config, copier: Copier | None = None, *, after_s: float | None = None) -> None:
+        """To its end, or cancelled after so many seconds."""
         sinks = [copier] if copier else []
         with (
             recording.open_service(config.log_path, latency_s=lambda verb: LATENCY_S.get(verb, 0.0)) as service,
             open_run(config.log_path, config, console=False, sinks=sinks) as run,
         ):
-            asyncio.run(self.workflow.run(config, service=service, run=run))
+
+            async def main() -> None:
+                async with asyncio.timeout(after_s):
+                    await self.workflow.run(config, service=service, run=run)
+
+            asyncio.run(main())
 
 
 def supervised(folder: Path) -> SupervisedConfig:
@@ -136,3 +143,20 @@ def test_a_run_that_is_killed_at_the_boundary_of_a_stage_is_the_run_that_would_h
         assert weights(str(copy)) == weights(killed.whole.log_path)
         assert checkpoints(str(copy)) == checkpoints(killed.whole.log_path)
         assert once_a_step(str(copy)) == once_a_step(killed.whole.log_path)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_run_that_is_cancelled_at_any_moment_is_the_run_that_would_have_been(mode: Mode, tmp_path: Path) -> None:
+    """Again and again, each time a little later, until it is done."""
+    whole, config = mode.config(tmp_path), mode.config(tmp_path)
+    whole = replace(whole, log_path=str(tmp_path / "whole"))
+    mode.train(whole)
+    generator = random.Random(7)
+    for after_s in (generator.uniform(0.02, 0.12), generator.uniform(0.05, 0.2)):
+        with contextlib.suppress(TimeoutError):
+            mode.train(config, after_s=after_s)
+    mode.train(config)
+    assert rows(config.log_path) == rows(whole.log_path)
+    assert weights(config.log_path) == weights(whole.log_path)
+    assert checkpoints(config.log_path) == checkpoints(whole.log_path)
+    assert once_a_step(config.log_path) == once_a_step(whole.log_path)

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from stovetop.durable import LocalDisk, read_rows
+from stovetop.errors import WriteFailed
 from stovetop.tracking.console import ConsoleSink
 from stovetop.tracking.events import METRICS, TEXT, Event, EventStream, Recorder, Sink
 from stovetop.tracking.sinks import EventsFile, MetricsFile
@@ -97,3 +98,25 @@ def test_events_are_synced_with_a_row_of_metrics_once_a_second_and_at_the_end(
     stream.close()
     stream.close()
     assert synced.count("events.jsonl") == 3
+
+
+def test_a_row_that_a_full_disk_cut_off_is_removed_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"name": "torn')
+    file = EventsFile(path)
+    file.receive(Event("a.b", 1))
+    file.receive(Event("a.b", 2))
+
+    def full(disk: LocalDisk, path: Path, data: bytes) -> None:
+        with path.open("ab") as opened:
+            opened.write(data[:5])
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDisk, "append", full)
+        with pytest.raises(WriteFailed):
+            file.receive(Event("a.b", 3))
+    file.receive(Event("a.b", 4))
+    assert [row["step"] for row in read_rows(path)] == [1, 2, 4]

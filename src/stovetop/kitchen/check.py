@@ -129,7 +129,7 @@ class _Namespace:
 
     def walk(self, loop: Loop | None) -> None:
         """Every stage in order, the loop itself in its place."""
-        self._stages_of("before")
+        self._stages_of("before", {})
         if loop is None:
             return
         self.read(_Reader("the loop", "before"), loop.items, Positions, optional=False)
@@ -143,9 +143,9 @@ class _Namespace:
         self._stages_of("loop", loop.carry)
         for name in loop.carry:
             self.sources[name].append(self.sources[name][0]._replace(phase="after"))
-        self._stages_of("after")
+        self._stages_of("after", {})
 
-    def _stages_of(self, phase: Phase, carry: Mapping[str, str] = {}) -> None:
+    def _stages_of(self, phase: Phase, carry: Mapping[str, str]) -> None:
         asked: set[Condition] = set()
         for place in self.stages:
             if place.phase != phase:

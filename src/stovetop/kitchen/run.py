@@ -37,7 +37,9 @@ class Runner:
         self._state = dict(given)
         run = given.get("run")
         self._run = run if isinstance(run, Run) else None
-        self._gives = {each.stage.name: each.stage.gives() for each in stages}
+        self._gives = {each.stage.name: each.stage.gives() for each in stages}  # here, as signatures are slow to read
+        conditions = {each.condition for each in stages if each.condition is not None}
+        self._asks = {each: ({name: name for name in parameters_of(each)}, optional_of(each)) for each in conditions}
         self._carry: _Carry | None = None  # while in the loop
         self._opened: list[tuple[str, AsyncGenerator[object]]] = []
 
@@ -143,8 +145,7 @@ class Runner:
     def _holds(self, condition: Condition, scope: "_Scope") -> bool:
         if condition not in scope.conditions:
             with self._failures_of(condition.__name__, scope.step):
-                reads = {parameter: parameter for parameter in parameters_of(condition)}
-                scope.conditions[condition] = condition(**self._arguments(reads, optional_of(condition), scope))
+                scope.conditions[condition] = condition(**self._arguments(*self._asks[condition], scope))
         return scope.conditions[condition]
 
     def _arguments(self, reads: Mapping[str, str], optional: frozenset[str], scope: "_Scope") -> dict[str, object]:

@@ -5,9 +5,11 @@ comes, but at most once a second, and when the stream is synced or closed: a pow
 of the process, however it comes, costs neither.
 """
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from stovetop.durable import LOCAL_DISK, append_row, writing
 from stovetop.tracking.events import METRICS, Event, encode_number, event_to_row
@@ -44,13 +46,24 @@ class EventsFile:
         self._clock = clock
         self._synced_s = clock()
         self._is_synced = True
+        self._ends_whole = False
 
     def receive(self, event: Event) -> None:
         if event.name != METRICS:
-            append_row(self._path, event_to_row(event), synced=False)
+            self._append(event_to_row(event))
             self._is_synced = False
         elif self._clock() - self._synced_s >= SYNC_EVERY_S:
             self.sync()
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        """A row that was cut off is looked for only where there may be one: before the first, and after a failure."""
+        if self._ends_whole:
+            self._ends_whole = False
+            with writing(self._path):
+                LOCAL_DISK.append(self._path, json.dumps(row, allow_nan=False).encode() + b"\n")
+        else:
+            append_row(self._path, row, synced=False)
+        self._ends_whole = True
 
     def sync(self) -> None:
         if not self._is_synced:
