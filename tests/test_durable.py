@@ -41,6 +41,15 @@ def test_a_folder_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert (manifest["rank"], manifest["tags"], manifest["7"]) == (4, ["a", "b"], None)
 
 
+def test_a_file_in_pieces_is_the_file_in_one(tmp_path: Path) -> None:
+    pieces: list[list[bytes]] = [[], [b""], [b"", b"new"], [b"n", b"", b"ew"]]
+    for number, each in enumerate(pieces):
+        write_folder(tmp_path / f"pieces-{number}", {"file": iter(each)}, {})
+        write_folder(tmp_path / f"one-{number}", {"file": b"".join(each)}, {})
+        assert read_folder(tmp_path / f"pieces-{number}") == {"file": b"".join(each)}
+        assert read_manifest(tmp_path / f"pieces-{number}") == read_manifest(tmp_path / f"one-{number}")
+
+
 def test_a_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "last"
     write_folder(path, OLD, {})

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -97,21 +97,34 @@ def writing(path: Path) -> Generator[None]:
 
 def write_folder(
     path: Path,
-    files: Mapping[str, bytes],
+    files: Mapping[str, bytes | Iterable[bytes]],
     meta: Mapping[str, Any],
     *,
     overwrite: bool = False,
     disk: Disk = LOCAL_DISK,
 ) -> None:
-    """Makes folder `path` with these files and a manifest that carries `meta`. After a crash at any point `path` is the
-    whole new folder, or what it was before."""
-    digests = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    content: dict[str, Any] = json.loads(json.dumps({**meta, "files": digests}))  # as it will be read back
-    manifest = json.dumps({**content, "sha256": _digest(content)}, indent=1, sort_keys=True).encode()
+    """Makes folder `path` with these files, each whole or in pieces, and a manifest that carries `meta`. After a crash
+    at any point `path` is the whole new folder, or what it was before."""
+    content: dict[str, Any] = json.loads(json.dumps(dict(meta)))  # as it will be read back
     with writing(path), new_folder(path, overwrite=overwrite, disk=disk) as fresh:
-        for name, data in {**files, MANIFEST: manifest}.items():
-            disk.write(fresh / name, data)
-            disk.sync(fresh / name)
+        content["files"] = {name: _write_pieces(fresh / name, data, disk) for name, data in files.items()}
+        manifest = json.dumps({**content, "sha256": _digest(content)}, indent=1, sort_keys=True).encode()
+        _write_pieces(fresh / MANIFEST, manifest, disk)
+
+
+def _write_pieces(path: Path, data: bytes | Iterable[bytes], disk: Disk) -> dict[str, Any]:
+    """A new file. Returns what the manifest says of it. Neither a hash nor a write of a large piece holds up the other
+    threads of this process."""
+    pieces = iter((data,) if isinstance(data, bytes) else data)
+    first = next(pieces, b"")
+    disk.write(path, first)
+    size, digest = len(first), hashlib.sha256(first)
+    for piece in pieces:
+        disk.append(path, piece)
+        digest.update(piece)
+        size += len(piece)
+    disk.sync(path)
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from stovetop.backends.engine_thread import SECONDS_TO_FINISH, EngineThread
 from stovetop.backends.interruption import Interrupted, Interruptible
 from stovetop.engine import ops
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, RequestFailedError
+from stovetop.types import AdamParams
 
 
 class Endless:
@@ -104,3 +106,49 @@ def test_work_is_interrupted_within_a_piece_and_never_between() -> None:
             thread.join(0.001)
         assert ends == ["interrupted"]
         assert counts[0] - counts[1] in (0, 1)
+
+
+class Dying:
+    """An engine that dies of the op after a save."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self.write = write
+        self.tickets: list[ops.Ticket] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.tickets
+
+    def set_gate(self, may_begin: Callable[[ops.Ticket], bool]) -> None:
+        """All may begin."""
+
+    def submit(self, op: ops.Op) -> ops.Ticket:
+        self.tickets.append(ops.Ticket(len(self.tickets), op))
+        return self.tickets[-1]
+
+    def step(self) -> list[ops.Finished]:
+        ticket = self.tickets.pop(0)
+        if isinstance(ticket.op, ops.SaveAdapter):
+            return [ops.Finished(ticket, ops.Snapshot(self.write))]
+        raise ZeroDivisionError("a fault of ours")
+
+
+def test_what_an_engine_had_handed_out_before_it_died_is_written_and_acknowledged(tmp_path: Path) -> None:
+    freed, written = threading.Event(), list[int]()
+
+    def write() -> None:
+        assert freed.wait(30)
+        written.append(1)
+
+    engine: Any = Dying(write)
+    thread = EngineThread(lambda: engine, "dying")
+    name = ops.AdapterId("a")
+    saves = [thread.call("save", ops.SaveAdapter(name, tmp_path, {}, False, False)) for _ in range(3)]
+    fatal = thread.call("optim_step", ops.OptimStep(name, AdamParams()))
+    freed.set()
+    for save in saves:
+        assert save.result(30) is None
+    assert len(written) == 3
+    with pytest.raises(RequestFailedError, match="a fault of ours"):
+        fatal.result(30)
+    thread.close()

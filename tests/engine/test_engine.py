@@ -1,14 +1,19 @@
 """The engine as a whole: order, isolation of adapters, failures."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine import tiny
+from stovetop.durable import read_folder
 from stovetop.engine import ops
 from stovetop.engine.lora.weights import chosen
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import LoraConfig, ModelInput, SamplingParams
+
+META = {"base_model": "tiny", "fingerprint": "tiny"}
 
 
 def test_frozen_weights_stay_when_training_goes_on() -> None:
@@ -56,3 +61,50 @@ def test_a_flag_that_would_do_nothing_is_refused() -> None:
         chosen(LoraConfig(train_unembed=False), attn_only, {})
     assert len(chosen(LoraConfig(train_mlp=False, train_unembed=False), attn_only, {})) == len(attn_only)
     assert engine.idle
+
+
+def test_what_saves_or_loads_waits_at_the_gate_with_what_comes_after_it_and_nothing_else_does(tmp_path: Path) -> None:
+    engine = tiny.engine()
+    adapter, other = tiny.trained_adapter(engine, 1), tiny.trained_adapter(engine, 2)
+    tiny.run(engine, ops.SaveAdapter(other, tmp_path / "a", META, False, False))
+    forward = [tiny.datum(tiny.tokens(9, 0))], CrossEntropy()
+    open_for: list[type] = []
+    engine.set_gate(lambda ticket: type(ticket.op) in open_for)
+    weights, prompt = ops.WeightsId("loaded"), ModelInput.from_ints([1, 2, 3])
+    waiting = [
+        engine.submit(ops.SaveAdapter(adapter, tmp_path / "b", META, True, False)),
+        engine.submit(ops.Forward(adapter, *forward)),
+        engine.submit(ops.LoadWeights(weights, tmp_path / "a")),
+        engine.submit(ops.Sample(weights, prompt, 1, SamplingParams(1, 0, []), False, 0)),
+    ]
+    free = engine.submit(ops.Forward(other, *forward))
+
+    def done() -> list[ops.Ticket]:
+        tickets: list[ops.Ticket] = []
+        while not engine.idle:
+            tickets += [each.ticket for each in engine.step() if each.error is None]
+        return tickets
+
+    assert done() == [free]
+    open_for.append(ops.LoadWeights)
+    assert done() == waiting[2:]
+    open_for.append(ops.SaveAdapter)
+    assert done() == waiting[:2]
+
+
+def test_weights_are_saved_as_they_were_frozen_also_where_they_are_still_in_the_making_and_dropped_at_once(
+    tmp_path: Path,
+) -> None:
+    engine = tiny.engine()
+    adapter = tiny.trained_adapter(engine)
+    tiny.run(engine, ops.SaveAdapter(adapter, tmp_path / "expected", META, False, False))
+    weights = ops.WeightsId("frozen")
+    engine.submit(ops.Freeze(adapter, weights))
+    saving = engine.submit(ops.SaveWeights(weights, tmp_path / "saved", META))
+    engine.submit(ops.DropWeights(weights))
+    results = [each.result for _ in range(3) for each in engine.step() if each.ticket is saving]
+    assert isinstance(results[0], ops.Snapshot)
+    tiny.run(engine, ops.ForwardBackward(adapter, [tiny.datum(tiny.tokens(9, 0))], CrossEntropy()))
+    tiny.run(engine, ops.OptimStep(adapter, tiny.SGD))
+    results[0].write()
+    assert read_folder(tmp_path / "saved") == read_folder(tmp_path / "expected")

@@ -1,5 +1,6 @@
 """Adapters on disk: exact, readable by PEFT, torn ones recognised."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,21 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load, save
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from engine import tiny
 from stovetop.durable import MANIFEST, write_folder
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
+from stovetop.engine.files import adapter_files
 from stovetop.engine.files.adapter_files import read_adapter, write_adapter
 from stovetop.engine.lora.weights import AdapterWeights, Moments
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import CheckpointError, TornCheckpoint
 from stovetop.losses import CrossEntropy
-from stovetop.saved_states import CONFIG, OPTIMIZER, TENSORS, describe
+from stovetop.saved_states import CONFIG, MARK, OPTIMIZER, TENSORS, describe
 from stovetop.target_names import PREFIX
 from stovetop.types import LoraConfig
 
@@ -48,6 +51,20 @@ def test_equal_adapters_are_equal_files(adapter: Adapter, tmp_path: Path) -> Non
         write_adapter(folder, adapter.weights, adapter.moments, META, overwrite=False)
     for name in (TENSORS, OPTIMIZER, MANIFEST):
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
+
+
+def test_a_tensor_file_is_the_librarys_but_for_the_order_of_its_header(
+    adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_files, "PIECE_BYTES", 3000)
+    write_adapter(tmp_path / "a", adapter.weights, adapter.moments, META, overwrite=False)
+    for name in (TENSORS, OPTIMIZER):
+        ours = (tmp_path / "a" / name).read_bytes()
+        theirs = save(load(ours), MARK)
+        assert ours[:8] == theirs[:8]
+        end = 8 + int.from_bytes(ours[:8], "little")
+        assert ours[end:] == theirs[end:]
+        assert json.loads(ours[8:end]) == json.loads(theirs[8:end])
 
 
 def test_what_is_read_is_what_was_written_to_the_bit(adapter: Adapter, tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ A folder that PEFT wrote has the first two, and is read as well.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, write_folder
@@ -26,6 +27,9 @@ from stovetop.engine.ops import Snapshot
 from stovetop.errors import CheckpointError, listed
 from stovetop.saved_states import CONFIG, MARK, OPTIMIZER, TENSORS, describe, is_foreign
 from stovetop.target_names import FROZEN_HEAD, peft_name, split_peft_name
+
+PIECE_BYTES = 2**23  # at least, of a tensor file at a time
+_DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 
 
 class SavedAdapter(NamedTuple):
@@ -44,13 +48,13 @@ def write_adapter(
     disk: Disk = LOCAL_DISK,
 ) -> None:
     """`moments` None writes weights alone, for sampling."""
-    files = {
-        TENSORS: _saved({_peft_name(name): _plain(t) for name, t in weights.tensors.items()}),
+    files: dict[str, bytes | Iterator[bytes]] = {
+        TENSORS: _saved({_peft_name(name): tensor for name, tensor in weights.tensors.items()}),
         CONFIG: json.dumps(_peft_config(weights, meta["base_model"]), indent=1).encode(),
     }
     if moments is not None:
-        tensors = {f"mean.{name}": _plain(t) for name, t in moments.mean.items()}
-        tensors |= {f"square.{name}": _plain(t) for name, t in moments.square.items()}
+        tensors = {f"mean.{name}": tensor for name, tensor in moments.mean.items()}
+        tensors |= {f"square.{name}": tensor for name, tensor in moments.square.items()}
         files[OPTIMIZER] = _saved({**tensors, "step": torch.tensor(moments.step)})
     whole = {**meta, "lora": asdict(weights.config), "with_optimizer": moments is not None}
     write_folder(path, files, whole, overwrite=overwrite, disk=disk)
@@ -71,16 +75,30 @@ def snapshot(
     return Snapshot(partial(write_adapter, path, weights, moments, meta, overwrite=overwrite, disk=disk))
 
 
-def _saved(tensors: dict[str, Tensor]) -> bytes:
-    """A tensor file of ours; equal tensors give equal bytes. The library writes the metadata in an order that changes
-    from call to call, so the header, which is a length in eight bytes and then JSON, is written again in a fixed one.
-    """
-    file = save(tensors, MARK)
-    length = int.from_bytes(file[:8], "little")
-    header = json.loads(file[8 : 8 + length])
-    ordered = {"__metadata__": MARK} | {name: entry for name, entry in header.items() if name != "__metadata__"}
-    text = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(file)[8 + length :]))
+def _saved(tensors: dict[str, Tensor]) -> Iterator[bytes]:
+    """A safetensors file in pieces: the length of the header, the header, and the tensors, by dtype and name. Equal
+    tensors give equal bytes. The library's own `save` holds the interpreter's lock for the whole file, so that no other
+    thread runs meanwhile, and writes the metadata in an order that changes from call to call."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": MARK}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    piece, size = [len(text).to_bytes(8, "little"), text], 0
+    for name in names:
+        piece.append(_plain(tensors[name]).numpy().tobytes())
+        size += len(piece[-1])
+        if size >= PIECE_BYTES:
+            yield b"".join(piece)
+            piece, size = [], 0
+    yield b"".join(piece)
 
 
 def read_adapter(path: Path, *, with_optimizer: bool, device: torch.device) -> SavedAdapter:
