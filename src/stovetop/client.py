@@ -211,7 +211,14 @@ class TrainingClient(Protocol):
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """`loss_fn(data, logprobs)` gets one tensor a datum, shaped like its target_tokens, and returns (loss,
-        metrics). The gradient is autograd's, through the model."""
+        metrics). The gradient is autograd's, through the model.
+
+        It is called in a thread of its own; later calls of this client wait for it. It may call other clients, such as
+        a sampler that was frozen before. A call of this client is refused, since it would wait for itself; from a
+        thread that the function starts itself it does wait, and `cancel()` of the future ends that. What the function
+        raises fails this call, and so does a loss that is not one finite number: no gradient is added, and the next
+        optim_step says why.
+        """
         ...
 
     def optim_step(

@@ -52,7 +52,8 @@ class APIFuture(Generic[T]):
 
     def cancel(self) -> None:
         """Takes the call back if it has not begun, or ends the samples that it draws: the future then fails with
-        `Cancelled`. A call that trains or saves already goes on; so does one that a provider cannot take back."""
+        `Cancelled`. A call that trains or saves already goes on; so does one that a provider cannot take back. A
+        custom loss is taken back also while its function runs, and the client goes on without what that returns."""
         self._cancel()
 
 

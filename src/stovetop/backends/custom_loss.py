@@ -9,17 +9,22 @@ While the function runs, later calls of the same client wait for it, in the engi
 other clients; a call of its own client would wait for itself and is refused.
 """
 
+import contextlib
+import contextvars
 import inspect
 import itertools
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stovetop.backends.engine_thread import EngineThread, Expected, settle
+from stovetop.backends.engine_thread import EngineThread, settle
+from stovetop.backends.expected import Expected, enter, is_within
 from stovetop.checks import take
 from stovetop.client import CustomLossFn
 from stovetop.engine import ops
-from stovetop.errors import InvalidRequest
+from stovetop.errors import Cancelled, InvalidRequest, ServiceClosed
 from stovetop.futures import APIFuture, pending
 from stovetop.rules import ANY_NUMBER, DictOf, shown
 from stovetop.types import Datum, ForwardBackwardOutput, TensorData
@@ -32,14 +37,15 @@ class CustomLosses:
     """Those of one training client."""
 
     def __init__(self, thread: EngineThread, adapter: ops.AdapterId) -> None:
-        self._thread = thread
-        self._adapter = adapter
+        self.thread = thread
+        self.adapter = adapter
+        self.running: Expected | None = None  # the one that the engine holds this client's other ops for
+        self.given_up: str | None = None  # why; then a closing service does not begin the next ones
         self._numbers = itertools.count(1)
-        self._running: int | None = None  # the thread in which one runs
 
     def refuse_within(self, verb: str) -> None:
         """A call of this client from within its own loss would wait for itself."""
-        if self._running == threading.get_ident():
+        if self.running is not None and is_within(self.running):
             raise InvalidRequest(
                 f"{verb}: a custom loss cannot call the client that it is computed for, whose calls wait for it; call "
                 "another client, or do this before or after the loss"
@@ -47,58 +53,114 @@ class CustomLosses:
 
     def run(self, what: str, data: Sequence[Datum], loss_fn: CustomLossFn) -> APIFuture[ForwardBackwardOutput]:
         """The whole call: its future has the output, or why it failed."""
-        future = pending()
-        expected = self._thread.expect(what, future)
-        scored = ops.ScoreId(f"{self._adapter}:{next(self._numbers)}")
+        call = _Call(self, what, data, loss_fn, ops.ScoreId(f"{self.adapter}:{next(self._numbers)}"))
+        return APIFuture(call.future, call.cancel)
 
-        def judged(output: ForwardBackwardOutput) -> None:
-            arguments = (expected, scored, data, loss_fn, output)
-            threading.Thread(target=self._judge, args=arguments, name=f"custom loss of {what}", daemon=True).start()
 
-        score = self._thread.call(what, ops.Score(self._adapter, data, scored), judged)
-        score.future().add_done_callback(lambda done: _failed(done.exception(), expected))
-        return APIFuture(future, score.cancel)
+class _Call:
+    """One custom loss. It is ended once: by what the function returned, by a failure of the forward pass, by being
+    cancelled, or because it took too long."""
 
-    def _judge(
-        self,
-        expected: Expected,
-        scored: ops.ScoreId,
-        data: Sequence[Datum],
-        loss_fn: CustomLossFn,
-        output: ForwardBackwardOutput,
+    def __init__(
+        self, losses: CustomLosses, what: str, data: Sequence[Datum], loss_fn: CustomLossFn, scored: ops.ScoreId
     ) -> None:
-        """In a thread of its own."""
-        logprobs = [each["logprobs"] for each in output.loss_fn_outputs]
-        self._running = threading.get_ident()
+        self.future = pending()
+        self._losses = losses
+        self._what = what
+        self._data = data
+        self._loss_fn = loss_fn
+        self._scored = scored
+        self._context = contextvars.copy_context()  # a loss within a loss is known as that
+        self._lock = threading.Lock()  # protects the next two
+        self._cancelled = False
+        self._ended = False
+        self._expected = Expected(what, self._give_up, self._settle)
+        losses.thread.expect(self._expected)
+        kept = [Datum(datum.model_input, datum.loss_fn_inputs) for datum in data]  # the function may change its own
         try:
-            loss, metrics, gradients = judge(loss_fn, data, logprobs)
-        except InvalidRequest as error:
-            answer: ops.Op = ops.Spoil(self._adapter, str(error), scored)
-            result: InvalidRequest | ForwardBackwardOutput = error
+            self._score = losses.thread.call(what, ops.Score(losses.adapter, kept, scored), self._begin)
+        except BaseException:  # the queue is full
+            losses.thread.forget_expected(self._expected)
+            raise
+        self._score.future().add_done_callback(lambda done: self._without_scores(done.exception()))
+
+    def cancel(self) -> None:
+        """Until the gradients are on their way, nothing was added."""
+        with self._lock:
+            self._cancelled = True
+            has_begun = self._expected.began_s is not None
+        self._score.cancel()
+        if has_begun:
+            self._end(ops.TakeBack(self._losses.adapter, self._scored), Cancelled())
+
+    # ---- in the engine's thread --------------------------------------------------------------------------------------
+
+    def _begin(self, output: ForwardBackwardOutput) -> None:
+        """The logprobs are there, and the engine holds what comes after them until `_end`."""
+        with self._lock:
+            cancelled = self._cancelled
+            self._expected.began_s = time.monotonic()
+        self._losses.running = self._expected
+        if cancelled:
+            self._end(ops.TakeBack(self._losses.adapter, self._scored), Cancelled())
+        elif self._losses.given_up is not None and self._losses.thread.closed:
+            self._refuse(InvalidRequest(f"this loss was not begun, because of an earlier one: {self._losses.given_up}"))
         else:
-            answer = ops.BackwardFrom(self._adapter, scored, gradients)
-            result = ForwardBackwardOutput("logprobs", output.loss_fn_outputs, {**metrics, "loss:sum": loss})
-        finally:
-            self._running = None
+            try:
+                work, name = partial(self._context.run, self._judge, output), f"custom loss of {self._what}"
+                threading.Thread(target=work, name=name, daemon=True).start()
+            except BaseException as error:  # the system has no thread to give
+                refusal = InvalidRequest(f"the custom loss could not be begun: {error!r}")
+                refusal.__cause__ = error
+                self._refuse(refusal)
 
-        def finish(_: None) -> None:
-            error = result if isinstance(result, InvalidRequest) else None
-            settle(expected.future, expected.what, result, error)
+    def _without_scores(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._end(None, error)
 
+    def _give_up(self, reason: str) -> None:
+        self._losses.given_up = reason
+        self._refuse(InvalidRequest(reason))
+
+    # ---- in the thread of the loss -----------------------------------------------------------------------------------
+
+    def _judge(self, output: ForwardBackwardOutput) -> None:
+        enter(self._expected)
+        logprobs = [each["logprobs"] for each in output.loss_fn_outputs]
         try:
-            ended = expected.call(answer, finish)
-            ended.add_done_callback(lambda done: _failed(done.exception(), expected))
-        except InvalidRequest as error:  # the service was closed meanwhile
-            expected.fail(error)
-        finally:
-            expected.end()
+            loss, metrics, gradients = judge(self._loss_fn, self._data, logprobs)
+        except InvalidRequest as error:
+            self._refuse(error)
+        else:
+            answer = ops.BackwardFrom(self._losses.adapter, self._scored, gradients)
+            metrics = {**metrics, "loss:sum": loss}
+            self._end(answer, ForwardBackwardOutput("logprobs", output.loss_fn_outputs, metrics))
 
+    # ---- in any thread -----------------------------------------------------------------------------------------------
 
-def _failed(error: BaseException | None, expected: Expected) -> None:
-    """The whole fails where one of its ops does."""
-    if error is not None:
-        expected.fail(error)
-        expected.end()
+    def _refuse(self, error: InvalidRequest) -> None:
+        self._end(ops.Spoil(self._losses.adapter, str(error), self._scored), error)
+
+    def _end(self, answer: "ops.LossAnswer | None", result: BaseException | ForwardBackwardOutput) -> None:
+        """`answer` tells the engine what became of the loss; the future has `result` when that is done."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        if self._losses.running is self._expected:
+            self._losses.running = None
+        thread = self._losses.thread
+        if answer is None:
+            self._settle(result)
+        else:
+            with contextlib.suppress(ServiceClosed):  # the engine has ended meanwhile, and with it the call
+                told = thread.call_expected(self._expected, answer)
+                told.add_done_callback(lambda done: self._settle(done.exception() or result))
+        thread.forget_expected(self._expected)
+
+    def _settle(self, result: BaseException | ForwardBackwardOutput) -> None:
+        error = result if isinstance(result, BaseException) else None
+        settle(self.future, self._what, result, error)
 
 
 _METRICS = DictOf(ANY_NUMBER)
@@ -117,13 +179,45 @@ def judge(loss_fn: CustomLossFn, data: Sequence[Datum], logprobs: Sequence[Tenso
     """Calls a user's loss with logprobs. It returns a finite number that depends on them, and metrics by name; anything
     else is an InvalidRequest that says what came."""
     seen = [tensor.to_torch().requires_grad_() for tensor in logprobs]
+    with _settings_kept():
+        try:
+            returned = loss_fn(list(data), list(seen))
+        except BaseException as error:  # a fault of the caller's function, not of ours; sys.exit() in it ends no thread
+            raise InvalidRequest(f"the custom loss raised {_described_error(error)}") from error
+        try:
+            return _judged(returned, seen)
+        except InvalidRequest:
+            raise
+        except BaseException as error:  # of a backward or a metric that the caller wrote, or a tensor without values
+            why = _described_error(error)
+            raise InvalidRequest(f"what the custom loss returned cannot be used: {why}") from error
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Generator[None]:
+    """What a loss changes of torch in the whole process ends with it. All else that changes results is its thread's."""
+    import torch
+
+    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
     try:
-        returned = loss_fn(list(data), list(seen))
-    except BaseException as error:  # a fault of the caller's function, not of ours; sys.exit() in it ends no thread
-        raise InvalidRequest(f"the custom loss raised {error!r}") from error
-    if inspect.iscoroutine(returned):
-        returned.close()
-        raise InvalidRequest("the custom loss must be a plain function, not an async one")
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
+
+
+def _described_error(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except BaseException:  # also written by the caller
+        return type(error).__name__
+
+
+def _judged(returned: Any, seen: "list[torch.Tensor]") -> Judged:
+    for value in (returned, *returned) if isinstance(returned, tuple | list) else (returned,):
+        if inspect.iscoroutine(value):
+            value.close()
+            raise InvalidRequest("the custom loss must be a plain function, not an async one")
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise InvalidRequest(f"a custom loss must return two values, (loss, metrics): {shown(returned)}")
     loss, metrics = returned

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from stovetop.backends.expected import AllExpected, Expected
 from stovetop.backends.interruption import Interrupted, Interruptible
 from stovetop.backends.snapshot_writer import SnapshotWriter
 from stovetop.engine import ops
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 SECONDS_TO_FINISH = 1.0  # for the step that runs when the rest is dropped; after that it is interrupted
 SECONDS_TO_STOP = 60.0  # for a library in C++ to come back to Python, which takes as long as its longest call
 SECONDS_BETWEEN_INTERRUPTS = 0.1
-SECONDS_FOR_LOSSES = 30.0  # that custom losses may take after `finish`
 
 MAX_OPS, MAX_TOKENS = 2**16, 2**31  # that one queue may hold
 
@@ -58,10 +58,10 @@ class EngineThread:
         self._dropped: ServiceClosed | None = None  # why what has not begun is not done
         self._failed: BaseException | None = None
         self._unanswered: set[_Accepted] = set()
-        self._expected: set[Expected] = set()
+        self._expected = AllExpected()
         self._waiting: dict[str, Waiting] = {}  # by queue
         self._warns = True  # that calls were dropped; the thread knows how many when it ends
-        self._ends_s: float | None = None  # when to wait no more for what is expected; None: it is not to end yet
+        self._ends = False  # when all that was accepted is done
         self._work = Interruptible()
         self._writer = SnapshotWriter(name)
         self._ended: Future[None] = pending()
@@ -85,6 +85,11 @@ class EngineThread:
         with self._lock:
             return dict(self._waiting)
 
+    @property
+    def closed(self) -> bool:
+        """It accepts no more, but for what is still to come of calls that it accepted."""
+        return self._closed
+
     def call(
         self,
         what: str,
@@ -97,27 +102,25 @@ class EngineThread:
         that loads begins when the saves in `after`, of this thread, are done. Raises QueueFull where the op's queue
         holds as much as it may."""
         with self._lock:
-            self._refuse(what, closed=self._closed)
+            self._refuse(what, closed=self._is_closed_to_caller())
             self._check_room(what, op)
             accepted = self._accept(what, op, finish, after)
         return APIFuture(accepted.future, partial(self._cancel, accepted))
 
-    def expect(self, what: str, future: "Future[Any]") -> "Expected":
-        """Announces ops that come of work in another thread: `close` waits for them, and where they cannot come any
-        more, `future` fails."""
+    def expect(self, expected: Expected) -> None:
+        """Announces ops that come of work in another thread. `finish` waits for them, and so do those that the work
+        itself asks for."""
         with self._lock:
-            self._refuse(what, closed=self._closed)
-            expected = Expected(self, what, future)
+            self._refuse(expected.what, closed=self._is_closed_to_caller())
             self._expected.add(expected)
-        return expected
 
-    def call_expected(self, expected: "Expected", op: ops.Op, finish: "Finish") -> "Future[Any]":
-        """As `call`, also after `finish`, as long as the thread goes on."""
+    def call_expected(self, expected: Expected, op: ops.Op) -> "Future[Any]":
+        """As `call`, also after `finish`, as long as it is expected."""
         with self._lock:
             self._refuse(expected.what, closed=expected not in self._expected)
-            return self._accept(expected.what, op, finish).future
+            return self._accept(expected.what, op, lambda result: result).future
 
-    def forget_expected(self, expected: "Expected") -> None:
+    def forget_expected(self, expected: Expected) -> None:
         """Nothing more comes of it."""
         with self._lock:
             self._expected.discard(expected)
@@ -170,6 +173,10 @@ class EngineThread:
         if closed:
             raise ServiceClosed(f"{what}: this client's service is closed; make a new ServiceClient")
 
+    def _is_closed_to_caller(self) -> bool:
+        """What is still to be done may call more."""
+        return self._closed and not self._expected.called_from_within()
+
     def _check_room(self, what: str, op: ops.Op) -> None:
         waiting, num_tokens = self._waiting.get(ops.queue_of(op), Waiting()), ops.num_tokens(op)
         if waiting.num_ops >= MAX_OPS or (waiting.num_ops > 0 and waiting.num_tokens + num_tokens > MAX_TOKENS):
@@ -219,7 +226,7 @@ class EngineThread:
             log.exception("the engine failed")
             error = raised
         num_dropped = self._end_writer() + self._end(
-            error or self._dropped or ServiceClosed("a custom loss did not return in time")
+            error or self._dropped or ServiceClosed("what it waits for did not return in time")
         )
         if self._dropped is not None and num_dropped:
             level = logging.WARNING if self._warns else logging.INFO
@@ -258,13 +265,15 @@ class EngineThread:
 
     def _read_inbox(self, engine: ops.Engine) -> bool:
         """Does what has come, waiting for something when the engine is idle. False when nothing more is to come."""
+        look_again_s = self._expected.look()
         while self._goes_on() and (engine.idle or not self._inbox.empty()):
-            patience_s = None if self._ends_s is None else max(0.1, self._ends_s - time.monotonic())
             try:
-                message = self._inbox.get(timeout=patience_s)
+                message = self._inbox.get(timeout=look_again_s)
             except queue.Empty:
+                look_again_s = self._expected.look()
                 continue
             message(engine)
+            look_again_s = self._expected.look()
         return self._goes_on()
 
     def _goes_on(self) -> bool:
@@ -272,12 +281,13 @@ class EngineThread:
         expected."""
         if self._dropped is not None:
             return False
-        if self._ends_s is None or not self._writer.idle or not self._inbox.empty():
+        if not self._ends or not self._writer.idle or not self._inbox.empty():
             return True
-        return bool(self._expected) and time.monotonic() < self._ends_s
+        return bool(self._expected.running)
 
     def _begin_to_end(self, _engine: ops.Engine) -> None:
-        self._ends_s = time.monotonic() + SECONDS_FOR_LOSSES
+        self._ends = True
+        self._expected.close()
 
     def _submit(self, accepted: "_Accepted", engine: ops.Engine) -> None:
         try:
@@ -314,8 +324,7 @@ class EngineThread:
             self._closed = True
             if not isinstance(error, ServiceClosed):
                 self._failed = error
-            unanswered, expected = list(self._unanswered), list(self._expected)
-            self._expected.clear()
+            unanswered, expected = list(self._unanswered), self._expected.clear()
         self._at_work.clear()
         for accepted in unanswered:
             self._answer(accepted, None, error)
@@ -345,27 +354,6 @@ class _Accepted:
             except BaseException as raised:
                 error = raised
         settle(self.future, self.what, result, error)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Expected:
-    """Work in another thread of which ops will come."""
-
-    thread: EngineThread
-    what: str
-    future: "Future[Any]"  # of the whole
-
-    def call(self, op: ops.Op, finish: Finish) -> "Future[Any]":
-        """As `EngineThread.call`."""
-        return self.thread.call_expected(self, op, finish)
-
-    def end(self) -> None:
-        """No more ops will come."""
-        self.thread.forget_expected(self)
-
-    def fail(self, error: BaseException) -> None:
-        """Answers the whole with an error, if it has no answer yet."""
-        settle(self.future, self.what, None, error)
 
 
 def settle(future: "Future[Any]", what: str, result: Any, error: BaseException | None) -> None:

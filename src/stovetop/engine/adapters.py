@@ -126,8 +126,9 @@ class Adapters:
                 return self._add(op.adapter, Adapter(saved.weights, saved.moments))
             case ops.OptimStep():
                 return self._adapter(op.adapter).optim_step(op.params)
+            case ops.TakeBack():
+                return None
             case ops.Spoil():
-                self.forget_scored(op.scored)
                 return self._adapter(op.adapter).fail(InvalidRequest(op.reason))
             case ops.SaveAdapter():
                 adapter = self._adapter(op.adapter)

@@ -238,7 +238,7 @@ class Engine:
             case ops.Freeze() | ops.LoadWeights():
                 for waiting in self._for_weights.pop(op.weights, ()):
                     self._with_weights(waiting, error)
-            case ops.BackwardFrom():
+            case ops.BackwardFrom() | ops.Spoil() | ops.TakeBack():
                 self.adapters.forget_scored(op.scored)
             case _:
                 pass

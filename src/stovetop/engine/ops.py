@@ -77,7 +77,7 @@ class ForwardBackward:
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
     """-> ForwardBackwardOutput with the logprobs that a custom loss is computed from. Ops of the adapter that come
-    after it wait until `BackwardFrom` or `Spoil` has told what became of the loss."""
+    after it wait until a `LossAnswer` has told what became of the loss."""
 
     adapter: AdapterId
     data: Sequence[Datum]
@@ -104,6 +104,16 @@ class Spoil:
     adapter: AdapterId
     reason: str
     scored: ScoreId | None = None
+    queue: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakeBack:
+    """A custom loss was cancelled while it ran: as if there had been no `Score`. It runs before what waits behind
+    that."""
+
+    adapter: AdapterId
+    scored: ScoreId
     queue: str | None = field(default=None, kw_only=True)
 
 
@@ -205,7 +215,10 @@ class SaveWeights:
 
 
 PassesOp = Forward | ForwardBackward | Score | BackwardFrom  # done in passes over the model, one a step
-AdapterOp = CreateAdapter | LoadAdapter | PassesOp | Spoil | OptimStep | SaveAdapter | RestoreAdapter | Drop | Freeze
+LossAnswer = BackwardFrom | Spoil | TakeBack  # what became of a custom loss
+AdapterOp = (
+    CreateAdapter | LoadAdapter | PassesOp | LossAnswer | OptimStep | SaveAdapter | RestoreAdapter | Drop | Freeze
+)
 OrderedOp = AdapterOp | LoadWeights
 SamplingOp = Sample | ComputeLogprobs
 WeightsOp = SamplingOp | SaveWeights | DropWeights

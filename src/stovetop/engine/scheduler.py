@@ -41,7 +41,7 @@ class _Waiting:
     def answers(self, scored: ops.ScoreId) -> bool:
         """Whether it tells what became of a custom loss."""
         op = self.ticket.op
-        return isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored == scored
+        return isinstance(op, ops.LossAnswer) and op.scored == scored
 
 
 def _number(waiting: _Waiting) -> int:
@@ -67,7 +67,7 @@ class Scheduler:
         waiting = _Waiting(ticket, ops.lane_of(op), ops.queue_of(op), deque(passes))
         lane = self._lanes.get(waiting.lane, deque())
         place = len(lane)
-        if isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored is not None:
+        if isinstance(op, ops.LossAnswer) and op.scored is not None:
             place = self._place_of_answer(lane, op.adapter, op.scored)
             if self._held.get(op.adapter) == op.scored:
                 del self._held[op.adapter]

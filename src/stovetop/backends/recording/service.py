@@ -172,7 +172,7 @@ class _Frozen:
 @dataclass(frozen=True, slots=True, order=True)
 class _Queued:
     due_s: float
-    number: int
+    number: float
     ticket: ops.Ticket
     fault: Fault | None
 
@@ -216,12 +216,21 @@ class RecordingEngine:
             nth = self._count[verb]
             fault = next((fault for fault in self._faults if fault.verb == verb and fault.nth == nth), None)
         queued = _Queued(self._due_s(op, verb), ticket.number, ticket, fault)
-        if isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored is not None and op.adapter in self._held:
-            queued = replace(queued, due_s=0.0, number=-ticket.number)
-            for waiting in self._held.pop(op.adapter):
-                heapq.heappush(self._queue, waiting)
+        if isinstance(op, ops.LossAnswer) and op.scored is not None:
+            queued = self._before_what_waits(op, queued)
         heapq.heappush(self._queue, queued)
         return ticket
+
+    def _before_what_waits(self, op: ops.LossAnswer, queued: "_Queued") -> "_Queued":
+        """An answer to a `Score` comes directly behind it; where that is done, at once."""
+        for other in self._queue:
+            if isinstance(other.ticket.op, ops.Score) and other.ticket.op.scored == op.scored:
+                return replace(queued, due_s=other.due_s, number=other.number + 0.5)
+        if op.adapter in self._held:
+            for waiting in self._held.pop(op.adapter):
+                heapq.heappush(self._queue, waiting)
+            return replace(queued, due_s=0.0, number=-queued.number)
+        return queued
 
     def cancel(self, ticket: ops.Ticket) -> None:
         for queue in (self._queue, *self._held.values(), *self._at_gate.values()):
@@ -331,11 +340,13 @@ class RecordingEngine:
                 return self._score(op, fault)
             case ops.BackwardFrom():
                 self._backward_from(op)
+            case ops.TakeBack():
+                self._scored.pop(op.scored, None)
             case ops.Spoil():
-                adapter = self._adapter(op.adapter)
-                adapter.failure = adapter.failure or InvalidRequest(op.reason)
                 if op.scored is not None:
                     self._scored.pop(op.scored, None)
+                adapter = self._adapter(op.adapter)
+                adapter.failure = adapter.failure or InvalidRequest(op.reason)
             case ops.OptimStep():
                 return _optim_step(self._adapter(op.adapter), op.params)
             case ops.Freeze():
@@ -393,7 +404,7 @@ class RecordingEngine:
     def _answer_waits(self, scored: ops.ScoreId) -> bool:
         """What became of the loss is known already: the ops are done once more from a record."""
         waiting = [queued.ticket.op for queued in self._queue]
-        return any(isinstance(op, ops.BackwardFrom | ops.Spoil) and op.scored == scored for op in waiting)
+        return any(isinstance(op, ops.LossAnswer) and op.scored == scored for op in waiting)
 
     def _backward_from(self, op: ops.BackwardFrom) -> None:
         scored = self._scored.pop(op.scored)
@@ -474,7 +485,7 @@ def verb_of(op: ops.Op) -> Verb | None:
             return "forward_backward"
         case ops.Score():
             return "forward_backward_custom"
-        case ops.BackwardFrom() | ops.Spoil() | ops.Drop() | ops.DropWeights():
+        case ops.BackwardFrom() | ops.Spoil() | ops.TakeBack() | ops.Drop() | ops.DropWeights():
             return None
         case ops.OptimStep():
             return "optim_step"
