@@ -94,6 +94,13 @@ class Adapters:
             case _:
                 pass
 
+    def forget_graphs(self) -> bool:
+        """Makes room in memory: what was kept is computed again when it is needed. Whether there was anything."""
+        kept = [scored for scored in self._scored.values() if scored.graph is not None]
+        for scored in kept:
+            scored.graph = None
+        return bool(kept)
+
     def forget_scored(self, scored: ops.ScoreId | None) -> None:
         if scored is not None:
             self._scored.pop(scored, None)

@@ -172,7 +172,7 @@ class Engine:
 
     def _run_pass(self, tasks: list[Task]) -> None:
         try:
-            self._trainer.run_pass(tasks)
+            self._trainer.run_pass(tasks, self.adapters.forget_graphs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a fault of ours, which leaves in doubt how far each of them is

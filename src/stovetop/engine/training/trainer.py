@@ -11,7 +11,7 @@ Shapes: `N` tokens of one datum, `K` targets per position, `P` pairs (row, targe
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from traceback import clear_frames
@@ -149,10 +149,10 @@ class Trainer:
             cuts.append(Cut(indices, sum(lengths[cut]) - sum(shared[cut.start + 1 : cut.stop])))
         return cuts
 
-    def run_pass(self, tasks: Sequence[Task]) -> None:
+    def run_pass(self, tasks: Sequence[Task], make_room: Callable[[], bool] = lambda: False) -> None:
         """The next pass of each, all in one. Tasks are of different adapters and of one kind; one that keeps a graph,
         or goes back from one, is alone. Where a pass fails, each task is tried alone, so that one that fails does not
-        touch the others; one that does not fit into memory is tried in halves."""
+        touch the others; one that does not fit into memory is tried in halves, once `make_room` has no more to free."""
         waiting = deque([[_Share(task, task.cuts.popleft().indices) for task in tasks]])
         while waiting:
             shares = [share for share in waiting.popleft() if share.task.error is None]
@@ -162,7 +162,7 @@ class Trainer:
                 computed = self._compute(shares)
             except torch.OutOfMemoryError as error:
                 clear_frames(error.__traceback__)  # which hold what did not fit
-                waiting.extendleft(reversed(_halves(shares, error)))
+                waiting.extendleft([shares] if make_room() else reversed(_halves(shares, error)))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # of one of the tasks
