@@ -25,6 +25,14 @@ PARAMETERS_ADDED = {
     "ServiceClient.storage": "where an embedded backend saves",
     "ServiceClient.engine": "options of an embedded backend",
     "RestClient.storage": "where an embedded backend saves",
+    **{
+        f"ServiceClient.{creator}.model_id": "a name that stays when a server starts again"
+        for creator in (
+            "create_lora_training_client",
+            "create_training_client_from_state",
+            "create_training_client_from_state_with_optimizer",
+        )
+    },
     "LoraConfig.alpha": "fixed at the service, a choice here",
 }
 

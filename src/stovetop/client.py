@@ -62,13 +62,17 @@ Ttl = Annotated[int, Whole(1)]  # seconds
 AtLeastNone = Annotated[int, Whole(0)]
 
 MAX_NAME = 200  # letters: with what is put around it while it is written, a name stays below the 255 of a file system
-CheckpointName = Annotated[
-    str,
-    Text(
-        f"a checkpoint name: letters, digits, '.', '_' and '-', at most {MAX_NAME}, the first a letter or digit",
+
+
+def _name(of: str) -> Text:
+    return Text(
+        f"a {of}: letters, digits, '.', '_' and '-', at most {MAX_NAME}, the first a letter or digit",
         lambda name: re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{,{MAX_NAME - 1}}}", name) is not None,
-    ),
-]
+    )
+
+
+CheckpointName = Annotated[str, _name("checkpoint name")]
+ModelId = Annotated[str, _name("name of a client")]
 
 
 def is_path(text: str) -> bool:
@@ -82,6 +86,7 @@ StatePath = Annotated[str, _PATH]
 FolderName = Annotated[str, Text("the name of a folder", is_path)]
 BaseModel = Annotated[str, Text("a model's name or the path of its folder, as a string", is_path)]
 Storage = Annotated[str | Path, AnyOf((Text("the path of a folder", is_path), Instance((Path,))))]
+Preload = bool | Sequence[str]  # the names of base models; True: all that were named
 
 
 class Tokenizer(Protocol):
@@ -334,10 +339,16 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: UserMetadata | None = None,
         optimizer: AdamOptimizerConfig | None = None,
+        *,
+        model_id: str | None = None,
     ) -> ClientFuture[TrainingClient]:
         """A new adapter of this rank, with `alpha` 32 as everywhere at Tinker, which changes nothing until it is
         trained. `seed` fixes its initial factors; None draws one, so that two clients differ. The output head is
-        trained too, unless `train_unembed` is false."""
+        trained too, unless `train_unembed` is false.
+
+        All creators return at once. The model loads meanwhile, if it is the first client of it, and what only a loaded
+        model can refuse is refused by the future. `model_id` is the client's, of which there may be one in a service;
+        None: a new one, with the base model's name in it."""
         ...
 
     def create_training_client_from_state(
@@ -347,6 +358,8 @@ class ServiceClient:
         user_metadata: UserMetadata | None = None,
         weights_access_token: str | None = None,
         optimizer: AdamOptimizerConfig | None = None,
+        *,
+        model_id: str | None = None,
     ) -> ClientFuture[TrainingClient]:
         """The weights of a saved state, with a fresh optimizer. `base_model` says where the base model lies, if not
         under the name in the state."""
@@ -358,6 +371,8 @@ class ServiceClient:
         base_model: str | None = None,
         user_metadata: UserMetadata | None = None,
         weights_access_token: str | None = None,
+        *,
+        model_id: str | None = None,
     ) -> ClientFuture[TrainingClient]:
         """A saved state exactly as it was: the next step is the one that would have been."""
         ...
@@ -382,8 +397,9 @@ class ServiceClient:
         ...
 
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
-        """Finishes what was accepted, then lets the models go. `with` calls it; a block that is left by an exception
-        drops what has not begun instead."""
+        """Finishes what was accepted, then lets the models go: after it every call of this service and of its clients
+        is refused with ServiceClosed. `with` calls it; a block that is left by an exception drops what has not begun
+        instead."""
         ...
 
     def __enter__(self) -> Self: ...

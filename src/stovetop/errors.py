@@ -4,7 +4,7 @@ StovetopError
 ├── InvalidRequest        what you passed is wrong; raised at the call, nothing was done (also a ValueError)
 │   ├── UnknownName       a name that is in no table; the message suggests the nearest (also a LookupError)
 │   ├── RunNotFound       no training client of this name is at work or has saved anything
-│   ├── ServiceClosed     a call of a client whose service was closed, or of a closed pool of worker processes
+│   ├── ServiceClosed     a call of a client whose service was closed or runs in another process, or of a closed pool
 │   └── NothingToTrain    an example none of whose tokens would be trained; data sets leave such rows out
 ├── RequestFailedError    a call that was accepted and then failed; says which call it was
 ├── Cancelled             a call that was taken back before it was done
@@ -152,8 +152,8 @@ class RunNotFound(InvalidRequest, NotFoundError):
 
 
 class ServiceClosed(InvalidRequest):
-    """The service of this client, or this pool of worker processes, was closed: no call of it can succeed any more,
-    whatever is passed."""
+    """The service of this client, or this pool of worker processes, was closed, or belongs to the process that this one
+    was forked from: no call of it can succeed any more, whatever is passed."""
 
 
 class NothingToTrain(InvalidRequest):

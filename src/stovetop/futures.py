@@ -3,17 +3,19 @@
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from stovetop.checks import take
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, ServiceClosed
 from stovetop.rules import Maybe, number
 
 log = logging.getLogger(__name__)
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _TIMEOUT = Maybe(number(at_least=0, at_most=threading.TIMEOUT_MAX))  # seconds: as many as a lock can wait
@@ -26,12 +28,15 @@ class APIFuture(Generic[T]):
     def __init__(self, future: "concurrent.futures.Future[T]", cancel: Callable[[], None] = lambda: None) -> None:
         self._future = future
         self._cancel = cancel
+        self._process = os.getpid()
 
     def result(self, timeout: float | None = None) -> T:
         """Blocks until the result is there. After `timeout` seconds TimeoutError is raised; the call still runs."""
+        self._refuse_in_fork("result")
         return self._future.result(take(_TIMEOUT, timeout, "result: timeout"))
 
     async def result_async(self, timeout: float | None = None) -> T:
+        self._refuse_in_fork("result_async")
         async with asyncio.timeout(take(_TIMEOUT, timeout, "result_async: timeout")):
             return await asyncio.wrap_future(self._future)
 
@@ -54,7 +59,13 @@ class APIFuture(Generic[T]):
         """Takes the call back if it has not begun, or ends the samples that it draws: the future then fails with
         `Cancelled`. A call that trains or saves already goes on; so does one that a provider cannot take back. A
         custom loss is taken back also while its function runs, and the client goes on without what that returns."""
+        self._refuse_in_fork("cancel")
         self._cancel()
+
+    def _refuse_in_fork(self, what: str) -> None:
+        """A result that was not there when this process was forked comes to the other one alone."""
+        if not self._future.done():
+            refuse_in_fork(self._process, what)
 
 
 class ClientFuture(APIFuture[T]):
@@ -89,6 +100,32 @@ def pending() -> "concurrent.futures.Future[Any]":
     future: concurrent.futures.Future[Any] = _Answer()
     future.set_running_or_notify_cancel()
     return future
+
+
+def then(future: "concurrent.futures.Future[S]", function: Callable[[S], T]) -> "concurrent.futures.Future[T]":
+    """What `function` makes of a result, in the thread that brought it. Its errors, and those of `future`, are the
+    errors of the new one."""
+    following: concurrent.futures.Future[T] = pending()
+
+    def follow(done: "concurrent.futures.Future[S]") -> None:
+        try:
+            following.set_result(function(done.result()))
+        except BaseException as error:  # whatever it is, it has to reach the one who waits
+            following.set_exception(error)
+
+    future.add_done_callback(follow)
+    return following
+
+
+def refuse_in_fork(process: int, what: str | None = None) -> None:
+    """Refuses a call, of this name, that needs the threads of the process of this id, in a child that was forked from
+    it: a fork has the memory and none of the threads, so it would wait for ever."""
+    if os.getpid() != process:
+        raise ServiceClosed(
+            f"{'' if what is None else f'{what}: '}this process was forked from the one that opened the service, and "
+            "the engine runs only there. Make a ServiceClient here, or start the process with multiprocessing's "
+            f"'spawn': process {os.getpid()}, opened in {process}"
+        )
 
 
 def resolved(value: T) -> APIFuture[T]:

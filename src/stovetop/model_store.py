@@ -10,6 +10,8 @@ from stovetop.errors import UnknownName
 from stovetop.gguf_files import is_gguf
 from stovetop.hub import asking
 
+_HINT = "Pass a folder with config.json or a .gguf file, or run: stovetop fetch smollm2"
+
 Download = Callable[[str], Path]  # a model of the hub by its name, owner/model, to its folder on this machine
 
 
@@ -72,15 +74,25 @@ def require_model(name: str, download: Download | None = None) -> Path:
     folder = find_model(name)
     if folder is not None:
         return folder
-    hint = "Pass a folder with config.json or a .gguf file, or run: stovetop fetch smollm2"
-    if download is not None and _is_name_of_hub(name):
-        try:
-            return download(name)
-        except (OSError, ValueError) as error:  # offline, no such model there, or one that wants a sign-in
-            said = str(error).strip().split("\n")[0]
-            hint = f"It is not on this machine, and the hub did not give it ({type(error).__name__}: {said}). {hint}"
-            raise UnknownName("base_model", name, known_models(), hint=hint) from error
-    raise UnknownName("base_model", name, known_models(), hint=hint)
+    check_findable(name, download)
+    assert download is not None, "it is findable and not here"
+    try:
+        return download(name)
+    except (OSError, ValueError) as error:  # offline, no such model there, or one that wants a sign-in
+        said = str(error).strip().split("\n")[0]
+        hint = f"It is not on this machine, and the hub did not give it ({type(error).__name__}: {said}). {_HINT}"
+        raise UnknownName("base_model", name, known_models(), hint=hint) from error
+
+
+def check_findable(name: str, download: Download | None) -> None:
+    """Refuses the name of a model that is not here and that `download` could not bring either. It is not asked."""
+    if not is_findable(name, download):
+        raise UnknownName("base_model", name, known_models(), hint=_HINT)
+
+
+def is_findable(name: str, download: Download | None) -> bool:
+    """Whether a model of this name is here, or could be brought by `download`."""
+    return find_model(name) is not None or (download is not None and _is_name_of_hub(name))
 
 
 def check_model_name(name: str) -> None:

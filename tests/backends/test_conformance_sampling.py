@@ -329,7 +329,7 @@ def test_a_sampling_client_is_of_weights_a_base_model_or_both(provider: Provider
     both = backend.create_sampling_client(model_path=path, base_model=provider.base_model).result()
     assert both.get_base_model() == provider.base_model
     with pytest.raises(CheckpointError, match="was trained on"):
-        backend.create_sampling_client(model_path=path, base_model=provider.other_model)
+        backend.create_sampling_client(model_path=path, base_model=provider.other_model).result()
 
 
 def test_prompt_logprobs_may_be_asked_for_at_the_end_only(provider: Provider, backend: ServiceClient) -> None:

@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused_by_the_call_also_before_anything_is_there(
     with pytest.raises(CheckpointError, match="trained on"):
         service.create_training_client_from_state(
             path_of(tmp_path, client, "a", "sampler_weights"), provider.other_model
-        )
+        ).result()
     with pytest.raises(CheckpointNotFound):
         client.load_state(path_of(tmp_path, client, "b"))
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stovetop.backends.engine_thread import SECONDS_TO_FINISH, EngineThread
+from stovetop.backends.endings import SECONDS_TO_FINISH, stop
+from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.interruption import Interrupted, Interruptible
 from stovetop.engine import ops
 from stovetop.errors import InvalidRequest, RequestFailedError
@@ -45,14 +46,15 @@ def for_ever() -> None:
 
 
 def ended(thread: EngineThread) -> bool:
-    return not thread._thread.is_alive()  # pyright: ignore[reportPrivateUsage]
+    return not thread.thread.is_alive()
 
 
-def test_when_the_interpreter_ends_a_short_step_is_finished_and_no_other_begun() -> None:
+def test_a_short_step_is_finished_and_no_other_begun() -> None:
     engine: Any = Endless(lambda: time.sleep(0.05))
     thread = EngineThread(lambda: engine, "endless")
     assert engine.stepping.wait(30)
-    thread._drop_at_exit()  # pyright: ignore[reportPrivateUsage]  the interpreter calls it
+    thread.drop("of this test")
+    stop([thread])
     assert ended(thread)
     assert engine.num_begun == engine.num_ended > 0
     with pytest.raises(InvalidRequest, match="closed"):
@@ -65,7 +67,7 @@ def test_a_long_step_is_interrupted() -> None:
     assert engine.stepping.wait(30)
     start_s = time.monotonic()
     thread.drop("of this test")
-    thread.stop()
+    stop([thread])
     assert ended(thread)
     assert (engine.num_begun, engine.num_ended) == (1, 0)
     assert time.monotonic() - start_s < SECONDS_TO_FINISH + 2
@@ -74,10 +76,10 @@ def test_a_long_step_is_interrupted() -> None:
 def test_loading_is_interrupted_and_the_reason_is_told_to_those_who_wait() -> None:
     thread = EngineThread(for_ever, "never loaded")  # pyright: ignore[reportArgumentType]  it returns nothing at all
     thread.drop("of this test")
-    thread.stop()
+    stop([thread])
     assert ended(thread)
     with pytest.raises(InvalidRequest, match="dropped because of this test"):
-        _ = thread.engine
+        thread.loaded.result(timeout=0)
 
 
 def test_work_is_interrupted_within_a_piece_and_never_between() -> None:
@@ -151,4 +153,4 @@ def test_what_an_engine_had_handed_out_before_it_died_is_written_and_acknowledge
     assert len(written) == 3
     with pytest.raises(RequestFailedError, match="a fault of ours"):
         fatal.result(30)
-    thread.close()
+    thread.finish().result(30)

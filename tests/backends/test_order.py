@@ -12,6 +12,7 @@ from examples import OTHER_TOKENS, TOKENS, datum, logprobs
 
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.opened_base import NamedModels
 from stovetop.backends.recording.service import RecordingEngine
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.client import SamplingClient, TrainingClient
@@ -115,7 +116,7 @@ def test_threads_that_ask_for_a_model_at_once_load_it_once() -> None:
         time.sleep(0.02)
         return RecordingEngine(name, 0, 0.0, [], LOCAL_DISK)
 
-    with InProcessServiceClient.over(open_engine, Path("unused"), models=list, labels=RunLabels()) as service:
+    with InProcessServiceClient.over(open_engine, Path("unused"), models=NamedModels(), labels=RunLabels()) as service:
         threads = [
             threading.Thread(target=service.create_sampling_client, kwargs={"base_model": "any/model"})
             for _ in range(4)

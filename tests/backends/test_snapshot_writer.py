@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stovetop.backends.endings import Crew
 from stovetop.backends.snapshot_writer import MAX_WAITING, SnapshotWriter
 from stovetop.errors import ServiceClosed
 
@@ -33,7 +34,7 @@ class Slow:
 
 @pytest.fixture
 def writer() -> Iterator[SnapshotWriter]:
-    made = SnapshotWriter("of this test")
+    made = SnapshotWriter("of this test", Crew())
     yield made
     made.close()
 
@@ -109,7 +110,7 @@ def test_what_a_callback_raises_is_logged_and_the_next_is_written(
 
 
 def test_close_writes_what_is_there() -> None:
-    writer, snapshots = SnapshotWriter("x"), [Slow(), Slow()]
+    writer, snapshots = SnapshotWriter("x", Crew()), [Slow(), Slow()]
     answers = put(writer, *snapshots)
     threading.Timer(0.02, free, snapshots).start()
     writer.close()
@@ -117,20 +118,20 @@ def test_close_writes_what_is_there() -> None:
 
 
 def test_drop_finishes_what_is_being_written_and_fails_the_rest_with_the_reason() -> None:
-    writer, snapshots, reason = SnapshotWriter("x"), [Slow(), Slow(), Slow()], ServiceClosed("dropped")
+    writer, snapshots, reason = SnapshotWriter("x", Crew()), [Slow(), Slow(), Slow()], ServiceClosed("dropped")
     answers = put(writer, *snapshots)
     assert snapshots[0].begun.wait(LIMIT_S)
     threading.Timer(0.02, free, snapshots).start()
-    writer.drop(reason)
+    writer.drop_waiting(reason)
     assert [answer.result(0) for answer in answers] == [None, reason, reason]
     assert snapshots[0].thread is not None
     assert not snapshots[1].begun.is_set()
 
 
 def test_a_writer_that_never_wrote_ends_at_once() -> None:
-    writer = SnapshotWriter("x")
+    writer = SnapshotWriter("x", Crew())
     writer.close()
-    writer.drop(ServiceClosed("dropped"))
+    writer.drop_waiting(ServiceClosed("dropped"))
 
 
 def test_what_was_written_is_let_go_even_where_the_error_is_kept(writer: SnapshotWriter) -> None:

@@ -25,6 +25,7 @@ NO_LOSS = [None, 5, ["ppo"], "crossentropy", ""]
 NO_CONFIG = ["ppo", 5, [1], {"temperature": "1"}, {"temperature": NAN}, {"temperature": True}, {5: 1.0}, {"beta": 1.0}]
 NO_NAME = [None, 5, b"name", Path("name"), "", "../up", "a/b", "x" * 240, "with space"]
 NO_TTL = ["3600", -1, 0, 2.5, True]
+NO_PRELOAD = [None, 1, "tiny", [5], True]  # the last: without models, of which there may be any
 NO_TOKEN = ["token", 5]
 NO_LAST_N = [-1, 2.5, "2", True]
 
@@ -104,16 +105,19 @@ VERBS: dict[str, list[Any]] = {
     "create_lora_training_client.train_attn": NO_FLAG,
     "create_lora_training_client.train_unembed": NO_FLAG,
     "create_lora_training_client.user_metadata": NO_METADATA,
+    "create_lora_training_client.model_id": without_none(NO_NAME),
     "create_lora_training_client.optimizer": ["adamw", {"type": "adamw"}],
     "create_training_client_from_state.path": [None, *NO_PATH],
     "create_training_client_from_state.base_model": NO_MODEL,
     "create_training_client_from_state.user_metadata": NO_METADATA,
     "create_training_client_from_state.weights_access_token": NO_TOKEN,
+    "create_training_client_from_state.model_id": without_none(NO_NAME),
     "create_training_client_from_state.optimizer": ["adamw", {"type": "adamw"}],
     "create_training_client_from_state_with_optimizer.path": [None, *NO_PATH],
     "create_training_client_from_state_with_optimizer.base_model": NO_MODEL,
     "create_training_client_from_state_with_optimizer.user_metadata": NO_METADATA,
     "create_training_client_from_state_with_optimizer.weights_access_token": NO_TOKEN,
+    "create_training_client_from_state_with_optimizer.model_id": without_none(NO_NAME),
     "create_sampling_client.model_path": NO_PATH,
     "create_sampling_client.base_model": NO_MODEL,
     "create_sampling_client.retry_config": [5, {}],
@@ -158,11 +162,14 @@ OPTIONS: dict[str, list[Any]] = {  # of ServiceClient(...) and of each provider
     "local.max_adapter_bytes": [-1, 2.5, "1GB", True],
     "local.max_kv_bytes": [-1, 0, 2.5, "1GB", True],
     "local.untried": [5, "captured_decoding", ["captured"], [1], ["captured_decoding"]],  # the last: on a CPU
+    "local.models": [5, "smollm2", ["smollm2"], {5: "smollm2"}, {"": "smollm2"}, {"a": 5}, {"a": "no-such-folder"}],
+    "local.preload": NO_PRELOAD,
     "local.download": [5, "hub", lambda: None],
     "recording.seed": [*NO_INTEGER, -1],
     "recording.latency_s": [None, "1", -1.0, NAN, INF, True, lambda: 1.0],
     "recording.faults": [None, 5, "raises", [5], [None], [ValueError("x")]],
     "recording.models": ["tiny", 5, [5], [None], {"tiny": 1}],
+    "recording.preload": NO_PRELOAD,
 }
 OPTIONS_THAT_TAKE_ANYTHING = {
     "disk": "a Protocol of four functions, for tests: one that lacks a function fails when it is needed",

@@ -19,6 +19,7 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stovetop.backends.endings import Helper
 from stovetop.backends.engine_thread import EngineThread, settle
 from stovetop.backends.expected import Expected, enter, is_within
 from stovetop.checks import take
@@ -108,7 +109,7 @@ class _Call:
         else:
             try:
                 work, name = partial(self._context.run, self._judge, output), f"custom loss of {self._what}"
-                threading.Thread(target=work, name=name, daemon=True).start()
+                Helper(self._losses.thread.crew, work, name)
             except BaseException as error:  # the system has no thread to give
                 refusal = InvalidRequest(f"the custom loss could not be begun: {error!r}")
                 refusal.__cause__ = error

@@ -2,14 +2,15 @@
 
 It hands ops to the engine in the order they came, so submission order is program order, and turns what the engine
 finished into the results of futures; what a save is to write goes to the writer's thread first (`snapshot_writer.py`).
-Every call is answered once, whatever is raised where.
+Every call is answered once, whatever is raised where. Calls are taken from the moment it is made, while the engine
+still loads.
 """
 
-import atexit
 import logging
+import os
 import queue
 import threading
-import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -17,20 +18,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from stovetop.backends.endings import Crew
 from stovetop.backends.expected import AllExpected, Expected
 from stovetop.backends.interruption import Interrupted, Interruptible
 from stovetop.backends.snapshot_writer import SnapshotWriter
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, CheckpointError, QueueFull, RequestFailedError, ServiceClosed, StovetopError
-from stovetop.futures import APIFuture, pending
+from stovetop.futures import APIFuture, pending, refuse_in_fork
 
 log = logging.getLogger(__name__)
 
-SECONDS_TO_FINISH = 1.0  # for the step that runs when the rest is dropped; after that it is interrupted
-SECONDS_TO_STOP = 60.0  # for a library in C++ to come back to Python, which takes as long as its longest call
-SECONDS_BETWEEN_INTERRUPTS = 0.1
 
 MAX_OPS, MAX_TOKENS = 2**16, 2**31  # that one queue may hold
+
+CLOSED = "this client's service is closed; make a new ServiceClient"
+
+Check = Callable[[ops.Engine], None]  # raises what a call is refused with
 
 
 class Waiting(NamedTuple):
@@ -45,15 +48,21 @@ class EngineThread:
     saves in the writer's.
 
     Consumes messages from its inbox, produces results of futures; waits when there is nothing to do; stopped by
-    `close`, which finishes what was accepted, or by `drop` and `stop`, which do not begin what has not begun. An engine
-    that raises is dead: all calls are answered with the cause, later ones refused.
+    `finish`, which finishes what was accepted, or by `drop` and `interrupt`, which do not begin what has not begun. An
+    engine that raises is dead: all calls are answered with the cause, later ones refused.
     """
 
-    def __init__(self, open_engine: Callable[[], ops.Engine], name: str) -> None:
+    def __init__(self, open_engine: Callable[[], ops.Engine], name: str, crew: Crew | None = None) -> None:
+        """`name`: of the base model. The threads of one crew end together when the program ends."""
+        self.name = name
+        self.crew = crew or Crew()
+        self.loaded: Future[ops.Engine] = pending()
+        self._process = os.getpid()
         self._inbox: queue.SimpleQueue[Callable[[ops.Engine], None]] = queue.SimpleQueue()
-        self._engine: Future[ops.Engine] = pending()
         self._at_work: dict[ops.Ticket, _Accepted] = {}  # what the engine has
-        self._lock = threading.Lock()  # protects what follows, so that nothing is put behind the end of the inbox
+        # Protects what follows, so that nothing is put behind the end of the inbox. Reentrant: whoever has it may be
+        # interrupted by the garbage collector, which ends what it finds.
+        self._lock = threading.RLock()
         self._closed = False
         self._dropped: ServiceClosed | None = None  # why what has not begun is not done
         self._failed: BaseException | None = None
@@ -63,20 +72,21 @@ class EngineThread:
         self._warns = True  # that calls were dropped; the thread knows how many when it ends
         self._ends = False  # when all that was accepted is done
         self._work = Interruptible()
-        self._writer = SnapshotWriter(name)
+        self._writer = SnapshotWriter(name, self.crew)
         self._ended: Future[None] = pending()
-        self._thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
-        atexit.register(self._drop_at_exit)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
+        self.crew.add(self)
+        self.thread.start()
 
     @property
     def engine(self) -> ops.Engine:
         """The engine, once it is loaded."""
-        return self._engine.result()
+        self.require_open()
+        return self.loaded.result()
 
     @property
     def failed(self) -> BaseException | None:
-        """What the engine died of."""
+        """What the engine died of, or why it could not be loaded."""
         return self._failed
 
     @property
@@ -95,23 +105,40 @@ class EngineThread:
         what: str,
         op: ops.Op,
         finish: "Finish" = lambda result: result,
+        check: Check | None = None,
         *,
         after: "Sequence[Future[Any]]" = (),
     ) -> APIFuture[Any]:
-        """Enqueues an op. `what` names the call in errors, `finish` makes the public result from the engine's; an op
-        that loads begins when the saves in `after`, of this thread, are done. Raises QueueFull where the op's queue
-        holds as much as it may."""
+        """Enqueues an op. `what` names the call where it fails, `finish` makes the public result from the engine's.
+        What `check` refuses is refused at once, or while the engine still loads, by the future; an op that loads begins
+        when the saves in `after`, of this thread, are done. Raises QueueFull where the op's queue holds as much as it
+        may."""
+        self.require_open()
+        if check is not None and self.loaded.done():
+            check(self.engine)
         with self._lock:
-            self._refuse(what, closed=self._is_closed_to_caller())
+            self.require_open()
             self._check_room(what, op)
-            accepted = self._accept(what, op, finish, after)
+            accepted = self._accept(what, op, finish, check, after)
         return APIFuture(accepted.future, partial(self._cancel, accepted))
+
+    def forget(self, op: ops.Drop | ops.DropWeights) -> None:
+        """Enqueues the end of something that no client refers to any more. Nothing waits for it. It needs no lock, so
+        that a finalizer may call it wherever the garbage collector begins."""
+        if os.getpid() == self._process:
+            self._inbox.put(partial(self._submit_unanswered, op))
+
+    def require_open(self, what: str | None = None) -> None:
+        """Refuses a call, of this name, that nothing would ever answer."""
+        refuse_in_fork(self._process, what)
+        self._refuse(what, closed=self._is_closed_to_caller())
 
     def expect(self, expected: Expected) -> None:
         """Announces ops that come of work in another thread. `finish` waits for them, and so do those that the work
         itself asks for."""
+        self.require_open()
         with self._lock:
-            self._refuse(expected.what, closed=self._is_closed_to_caller())
+            self.require_open()
             self._expected.add(expected)
 
     def call_expected(self, expected: Expected, op: ops.Op) -> "Future[Any]":
@@ -128,50 +155,36 @@ class EngineThread:
 
     def finish(self) -> APIFuture[None]:
         """Accepts no more. The future is there when all that was accepted is done."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._inbox.put(self._begin_to_end)
+        if os.getpid() == self._process:  # a fork has no thread to tell, and may never get the lock
+            with self._lock:
+                if not self._closed:
+                    self._closed = True
+                    self._inbox.put(self._begin_to_end)
         return APIFuture(self._ended)
 
-    def close(self) -> None:
-        """Finishes what was accepted, and ends."""
-        self.finish()
-        self._thread.join()
-        atexit.unregister(self._drop_at_exit)
-
     def drop(self, reason: str, *, warn: bool = True) -> None:
-        """What was accepted and has not begun is not done: its futures fail with `reason`. Accepts no more. The log
-        says how many calls that were: as a warning, or with `warn` False, where an exception tells it already, as
-        information."""
+        """See `endings.Ending`. The log says how many calls were dropped: as a warning, or with `warn` False, where an
+        exception tells it already, as information."""
         with self._lock:
             self._warns = warn
             self._dropped = self._dropped or ServiceClosed(f"dropped because {reason}")
+            self._inbox.put(lambda engine: None)  # where it waits for what a custom loss will bring
         self.finish()
 
-    def stop(self) -> None:
-        """After `drop`: waits until the thread has ended. What runs may finish if that is quick, and is interrupted
-        otherwise."""
-        self._thread.join(SECONDS_TO_FINISH)
-        give_up_s = time.monotonic() + SECONDS_TO_STOP
-        while self._thread.is_alive() and time.monotonic() < give_up_s:
-            self._work.interrupt()
-            self._thread.join(SECONDS_BETWEEN_INTERRUPTS)
-        atexit.unregister(self._drop_at_exit)
-
-    def _drop_at_exit(self) -> None:
-        self.drop("the program ended first; to finish, wait for its result or use the service in a `with` block")
-        self.stop()
+    def interrupt(self) -> None:
+        self._work.interrupt()
 
     # ---- from any thread, under the lock -----------------------------------------------------------------------------
 
-    def _refuse(self, what: str, *, closed: bool) -> None:
+    def _refuse(self, what: str | None, *, closed: bool) -> None:
+        before = "" if what is None else f"{what}: "
         if self._failed is not None:
             raise ServiceClosed(
-                f"{what}: the engine has failed ({self._failed!r}); make a new client, which opens the model again"
+                f"{before}the engine of {self.name!r} has failed ({self._failed!r}); make a new client, which opens "
+                "the model again"
             ) from self._failed
         if closed:
-            raise ServiceClosed(f"{what}: this client's service is closed; make a new ServiceClient")
+            raise ServiceClosed(f"{before}{CLOSED}")
 
     def _is_closed_to_caller(self) -> bool:
         """What is still to be done may call more."""
@@ -185,8 +198,15 @@ class EngineThread:
                 f"then call again: {waiting.num_ops:,} wait, with {waiting.num_tokens:,} tokens"
             )
 
-    def _accept(self, what: str, op: ops.Op, finish: "Finish", after: "Sequence[Future[Any]]" = ()) -> "_Accepted":
-        accepted = _Accepted(what, op, finish, pending(), after)
+    def _accept(
+        self,
+        what: str,
+        op: ops.Op,
+        finish: "Finish",
+        check: Check | None = None,
+        after: "Sequence[Future[Any]]" = (),
+    ) -> "_Accepted":
+        accepted = _Accepted(what, op, finish, pending(), check, after)
         self._unanswered.add(accepted)
         self._count(op, 1)
         self._inbox.put(partial(self._submit, accepted))
@@ -203,28 +223,31 @@ class EngineThread:
 
     def _run(self, open_engine: Callable[[], ops.Engine]) -> None:
         try:
-            engine = self._work.run(open_engine)
-        except BaseException as error:  # it belongs to whoever waits for the engine
-            self._engine.set_exception(self._dropped or error)
-            self._end(self._dropped or error)
-            atexit.unregister(self._drop_at_exit)  # which would keep what was loaded until then
+            self.loaded.set_result(self._work.run(open_engine))
+        except BaseException as error:  # it belongs to those who wait for the engine
+            self._end(self._dropped or error, as_it_is=self._dropped is None and isinstance(error, StovetopError))
+            self.loaded.set_exception(self._dropped or error)
         else:
-            self._engine.set_result(engine)
-            self._serve(engine)
+            del open_engine  # and what it was made of
+            self._serve(self.loaded.result())
+            self.loaded = pending()  # nothing keeps the model
+            self.loaded.set_exception(ServiceClosed(CLOSED))
         self._ended.set_result(None)
+        self.crew.leave(self)
 
     def _serve(self, engine: ops.Engine) -> None:
+        """Between two steps nothing here refers to what the last one was about."""
         error: BaseException | None = None
         try:
             engine.set_gate(self._may_begin)
             while self._dropped is None and (self._read_inbox(engine) or not engine.idle):
-                for done in self._work.run(engine.step):
-                    self._finish(self._at_work.pop(done.ticket), done)
+                self._answer_all(self._work.run(engine.step))
         except Interrupted:
             pass
         except BaseException as raised:  # a fault of ours: the engine is not to be trusted, and all calls get an answer
-            log.exception("the engine failed")
+            log.exception("the engine of %r failed", self.name)
             error = raised
+            _forget_frames(error)
         num_dropped = self._end_writer() + self._end(
             error or self._dropped or ServiceClosed("what it waits for did not return in time")
         )
@@ -234,10 +257,18 @@ class EngineThread:
 
     def _may_begin(self, ticket: ops.Ticket) -> bool:
         """Whether there is memory for what a save will hold, or what is to be loaded is on the disk."""
-        accepted = self._at_work[ticket]
+        accepted = self._at_work.get(ticket)
+        if accepted is None:  # `forget`
+            return True
         if isinstance(accepted.op, ops.SaveAdapter):
             return self._writer.has_room
         return all(save.done() for save in accepted.after)
+
+    def _answer_all(self, finished: Sequence[ops.Finished]) -> None:
+        for done in finished:
+            accepted = self._at_work.pop(done.ticket, None)
+            if accepted is not None:  # not `forget`
+                self._finish(accepted, done)
 
     def _finish(self, accepted: "_Accepted", done: ops.Finished) -> None:
         """A ticket of the engine's has ended. What it saved is still to be written."""
@@ -255,7 +286,7 @@ class EngineThread:
         """All is written that the engine has handed out, or, after `drop`, what is being written. Returns how many
         saves were dropped."""
         if self._dropped is not None:
-            return self._writer.drop(self._dropped)
+            return self._writer.drop_waiting(self._dropped)
         self._writer.close()
         return 0
 
@@ -267,12 +298,8 @@ class EngineThread:
         """Does what has come, waiting for something when the engine is idle. False when nothing more is to come."""
         look_again_s = self._expected.look()
         while self._goes_on() and (engine.idle or not self._inbox.empty()):
-            try:
-                message = self._inbox.get(timeout=look_again_s)
-            except queue.Empty:
-                look_again_s = self._expected.look()
-                continue
-            message(engine)
+            with suppress(queue.Empty):
+                self._inbox.get(timeout=look_again_s)(engine)
             look_again_s = self._expected.look()
         return self._goes_on()
 
@@ -291,6 +318,12 @@ class EngineThread:
 
     def _submit(self, accepted: "_Accepted", engine: ops.Engine) -> None:
         try:
+            if accepted.check is not None:
+                accepted.check(engine)
+        except StovetopError as error:
+            self._answer(accepted, None, error, as_it_is=True)
+            return
+        try:
             ticket = engine.submit(accepted.op)
         except KeyboardInterrupt:
             raise
@@ -299,6 +332,12 @@ class EngineThread:
         else:
             accepted.ticket = ticket
             self._at_work[ticket] = accepted
+
+    def _submit_unanswered(self, op: ops.Op, engine: ops.Engine) -> None:
+        try:
+            engine.submit(op)
+        except Exception:
+            log.exception("what no client refers to was not dropped: %s", op)
 
     def _cancel(self, accepted: "_Accepted") -> None:
         """From any thread."""
@@ -309,16 +348,22 @@ class EngineThread:
 
         self._inbox.put(cancel)
 
-    def _answer(self, accepted: "_Accepted", result: ops.Result, error: BaseException | None) -> None:
-        """Also where what is told to others about it raises."""
+    def _answer(
+        self, accepted: "_Accepted", result: ops.Result, error: BaseException | None, *, as_it_is: bool = False
+    ) -> None:
+        """Also where what is told to others about it raises. `as_it_is`: the error says what was wrong with the call,
+        which has not begun."""
         try:
             with self._lock:
                 self._unanswered.discard(accepted)
                 self._count(accepted.op, -1)
         finally:
-            accepted.answer(result, error)
+            if error is not None and as_it_is:
+                accepted.future.set_exception(error)
+            else:
+                accepted.answer(result, error)
 
-    def _end(self, error: BaseException) -> int:
+    def _end(self, error: BaseException, *, as_it_is: bool = False) -> int:
         """Nothing more is accepted, and what was accepted and is not done fails. Returns how many calls that were."""
         with self._lock:
             self._closed = True
@@ -327,7 +372,7 @@ class EngineThread:
             unanswered, expected = list(self._unanswered), self._expected.clear()
         self._at_work.clear()
         for accepted in unanswered:
-            self._answer(accepted, None, error)
+            self._answer(accepted, None, error, as_it_is=as_it_is)
         for each in expected:
             each.fail(error)
         return len(unanswered)
@@ -344,6 +389,7 @@ class _Accepted:
     op: ops.Op
     finish: Finish
     future: "Future[Any]"
+    check: Check | None
     after: "Sequence[Future[Any]]"
     ticket: ops.Ticket | None = None  # since the engine has it
 
@@ -373,3 +419,10 @@ def _public(what: str, error: BaseException) -> BaseException:
     failure = RequestFailedError(f"{what} failed: {error or type(error).__name__}", category)
     failure.__cause__ = error
     return failure
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """The frames that an error came from refer to tensors, which would be kept as long as the error."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -1,28 +1,43 @@
-"""The service over engines in this process: it opens one for each base model that is asked for, makes the clients
-(`training_client.py`, `sampling_client.py`), and closes. Which engine is the backend's choice."""
+"""The service over engines in this process: it makes the clients (`training_client.py`, `sampling_client.py`) of the
+base models that it opens (`opened_base.py`), and closes. Which engine is the backend's choice."""
 
-import itertools
+import asyncio
 import secrets
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeGuard
 
-from stovetop.backends.engine_thread import EngineThread
+from stovetop.backends.engine_thread import Check
 from stovetop.backends.older_names import with_older_names
-from stovetop.backends.opened_base import Call, Observer, OpenedBase, checked_state
+from stovetop.backends.opened_base import (
+    BaseModels,
+    Call,
+    Observer,
+    OpenedBase,
+    OpenedBases,
+    OpenEngine,
+    check_base,
+    described_state,
+)
 from stovetop.backends.pending_saves import PendingSaves
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns, clear_killed_saves
 from stovetop.backends.training_client import InProcessTrainingClient
 from stovetop.checks import checked
-from stovetop.client import MAX_NAME, BaseModel, CloseStatus, ServiceClient, StatePath, UserMetadata
+from stovetop.client import (
+    MAX_NAME,
+    BaseModel,
+    CloseStatus,
+    ModelId,
+    ServiceClient,
+    StatePath,
+    UserMetadata,
+)
 from stovetop.engine import ops
 from stovetop.errors import InvalidRequest
-from stovetop.futures import APIFuture, ClientFuture, resolved
-from stovetop.model_store import canonical_name
+from stovetop.futures import APIFuture, ClientFuture, resolved, then
 from stovetop.saved_states import base_model_of
 from stovetop.sdk_differences import refuse_to_pickle, require_neutral
 from stovetop.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, Rank, Seed, SupportedModel
@@ -41,47 +56,43 @@ class InProcessServiceClient(ServiceClient):
     calling a ServiceClient opens the provider that is named.
 
     `async with` or `with` closes it: what was accepted is finished, then the engines go. When the block is left by an
-    exception, what has not begun is dropped instead: its futures fail, saying so.
+    exception, what has not begun is dropped instead: its futures fail, saying so. A service that is dropped without
+    being closed ends like one that is closed, as soon as no client of it is left.
     """
 
     calls: list[Call]  # every call of every client, in order, when `record` is set
 
-    _open_engine: Callable[[str], ops.Engine]
     _storage: Path
-    _models: Callable[[], list[str]]
     _observe: Observer
     _labels: RunLabels
     _runs: dict[str, LiveRun]  # by model id
     _saves: PendingSaves
-    _bases: dict[str, OpenedBase]
-    _sample_number: "itertools.count[int]"
-    _lock: threading.Lock  # protects _bases, so that two threads never load one model twice
+    _bases: OpenedBases
 
     @classmethod
     def over(
         cls,
-        open_engine: Callable[[str], ops.Engine],
+        open_engine: OpenEngine,
         storage: Path,
         *,
-        models: Callable[[], list[str]],
+        models: BaseModels,
         labels: RunLabels,
+        preload: Sequence[str] = (),
         record: bool = False,
     ) -> Self:
         """A service over one engine for each base model that is asked for; `open_engine` makes them when they are first
-        needed."""
+        needed, or, those of `preload`, now."""
         service = object.__new__(cls)
-        service._open_engine = open_engine
         service._storage = storage.expanduser().resolve()
         clear_killed_saves(service._storage)
-        service._models = models
         service.calls = []
-        service._observe = service.calls.append if record else lambda call: None
+        service._observe = service.calls.append if record else _not_recorded
         service._labels = labels
         service._runs = {}
         service._saves = PendingSaves()
-        service._bases = {}
-        service._sample_number = itertools.count(1)
-        service._lock = threading.Lock()
+        service._bases = OpenedBases(open_engine, models, service._storage, service._observe, service._saves)
+        for name in preload:
+            service._bases.open(name)
         return service
 
     @checked
@@ -95,15 +106,24 @@ class InProcessServiceClient(ServiceClient):
         train_unembed: bool = True,
         user_metadata: UserMetadata | None = None,
         optimizer: AdamOptimizerConfig | None = None,
+        *,
+        model_id: ModelId | None = None,
     ) -> ClientFuture[Any]:
         require_neutral(optimizer=optimizer)
         seed = secrets.randbits(63) if seed is None else seed
         config = LoraConfig(rank, seed, train_unembed, train_mlp, train_attn)
         arguments = {"base_model": base_model, "config": config, "user_metadata": user_metadata}
-        base = self._base(base_model)
-        base.thread.engine.check_lora(config)
+        base = self._bases.open(base_model)
+        made = self._training_client(
+            base,
+            model_id,
+            lambda adapter: ops.CreateAdapter(adapter, config),
+            config,
+            user_metadata,
+            lambda engine: engine.check_lora(config),
+        )
         self._observe(Call("service", "create_lora_training_client", arguments))
-        return self._training_client(base, config, user_metadata, lambda name: ops.CreateAdapter(name, config))
+        return made
 
     @checked
     def create_training_client_from_state(
@@ -113,9 +133,12 @@ class InProcessServiceClient(ServiceClient):
         user_metadata: UserMetadata | None = None,
         weights_access_token: str | None = None,
         optimizer: AdamOptimizerConfig | None = None,
+        *,
+        model_id: ModelId | None = None,
     ) -> ClientFuture[Any]:
         require_neutral(weights_access_token=weights_access_token, optimizer=optimizer)
-        return self._from_state("create_training_client_from_state", path, base_model, user_metadata, False)
+        verb = "create_training_client_from_state"
+        return self._from_state(verb, path, base_model, model_id, user_metadata, with_optimizer=False)
 
     @checked
     def create_training_client_from_state_with_optimizer(
@@ -124,10 +147,12 @@ class InProcessServiceClient(ServiceClient):
         base_model: BaseModel | None = None,
         user_metadata: UserMetadata | None = None,
         weights_access_token: str | None = None,
+        *,
+        model_id: ModelId | None = None,
     ) -> ClientFuture[Any]:
         require_neutral(weights_access_token=weights_access_token)
         verb = "create_training_client_from_state_with_optimizer"
-        return self._from_state(verb, path, base_model, user_metadata, True)
+        return self._from_state(verb, path, base_model, model_id, user_metadata, with_optimizer=True)
 
     @checked
     def create_sampling_client(
@@ -138,120 +163,132 @@ class InProcessServiceClient(ServiceClient):
         record_stability_info: bool = False,
     ) -> ClientFuture[Any]:
         require_neutral(retry_config=retry_config, record_stability_info=record_stability_info)
-        if model_path is None and base_model is None:
+        self._bases.require_open()
+        if model_path is not None:
+            state = described_state(model_path, self._saves, with_optimizer=False)
+            base = self._bases.open(base_model or base_model_of(Path(model_path), self._saves.describe))
+            client = load_sampling_client(base, model_path, state)
+        elif base_model is not None:
+            base = self._bases.open(base_model)
+            client = ClientFuture(then(base.thread.loaded, lambda _: InProcessSamplingClient(base, None)))
+        else:
             raise InvalidRequest("needs a model_path or a base_model, or both: neither is given")
         self._observe(Call("service", "create_sampling_client", {"model_path": model_path, "base_model": base_model}))
-        if model_path is not None:
-            base = self._base(base_model or base_model_of(Path(model_path), self._saves.describe))
-            return load_sampling_client(base, model_path)
-        client = InProcessSamplingClient(self._base(str(base_model)), None)
-        return ClientFuture(resolved(client).future())
+        return client
 
     def __reduce__(self) -> NoReturn:
         refuse_to_pickle("ServiceClient")
 
     def create_rest_client(self) -> SavedRuns:
-        return SavedRuns.over(self._storage, self._runs, self._saves, self.get_server_capabilities)
+        self._bases.require_open("create_rest_client")
+        return SavedRuns.over(
+            self._storage, self._runs, self._saves, self.get_server_capabilities, self._bases.require_open
+        )
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
-        lengths = {name: base.limits.context_length for name, base in self._bases.items()}
-        names = sorted({*self._models(), *lengths})
+        self._bases.require_open("get_server_capabilities")
         return GetServerCapabilitiesResponse(
-            [SupportedModel(name, lengths.get(name), trainable=True, sampleable=True) for name in names]
+            [
+                SupportedModel(name, length, trainable=True, sampleable=True)
+                for name, length in self._bases.lengths().items()
+            ]
         )
 
     @checked
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
         """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun."""
-        with self._dropping_on_error():
-            for base in self._bases.values():
-                base.thread.finish()
-            for base in self._bases.values():
-                base.thread.close()
+        self._bases.close()
         return resolved(None)
 
     def __enter__(self) -> Self:
+        self._bases.require_open()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if _is_failure(error):
-            self._drop(error)
+            self._bases.drop(error)
+            self._bases.stop()
         else:
-            self.close()
+            self._bases.close()
 
     async def __aenter__(self) -> Self:
+        self._bases.require_open()
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if _is_failure(error):
-            self._drop(error)
-            return
-        with self._dropping_on_error():
-            for ended in [base.thread.finish() for base in self._bases.values()]:
-                await ended  # the event loop goes on meanwhile
-        self.close()
-
-    def _drop(self, error: BaseException) -> None:
-        for base in self._bases.values():
-            base.thread.drop(f"the service was closed after {error!r}", warn=False)
-        for base in self._bases.values():
-            base.thread.stop()
-
-    @contextmanager
-    def _dropping_on_error(self) -> Generator[None]:
+        """The event loop goes on meanwhile."""
         try:
-            yield
-        except BaseException as error:
-            self._drop(error)
+            if _is_failure(error):
+                self._bases.drop(error)
+            else:
+                for ended in self._bases.finish():
+                    await ended
+        except BaseException as while_finishing:
+            self._bases.drop(while_finishing)
             raise
-
-    def _base(self, name: str) -> OpenedBase:
-        name = canonical_name(name)
-        with self._lock:
-            if name not in self._bases:
-                thread = EngineThread(lambda: self._open_engine(name), name)
-                try:
-                    thread.engine  # noqa: B018  an unknown model is refused here, not by the first call that uses it
-                except BaseException as error:  # Ctrl-C among them, while the thread still loads
-                    thread.drop(f"it could not be loaded: {error!r}")
-                    thread.stop()
-                    raise
-                self._bases[name] = OpenedBase(
-                    name, thread, self._storage, self._observe, self._saves, self._sample_number
-                )
-            return self._bases[name]
+        finally:
+            await asyncio.to_thread(self._bases.stop)
 
     def _from_state(
-        self, verb: str, path: str, base_model: str | None, user_metadata: UserMetadata | None, with_optimizer: bool
+        self,
+        verb: str,
+        path: str,
+        base_model: str | None,
+        model_id: str | None,
+        user_metadata: UserMetadata | None,
+        *,
+        with_optimizer: bool,
     ) -> ClientFuture[Any]:
-        base = self._base(base_model or base_model_of(Path(path), self._saves.describe))
-        config = checked_state(path, base, with_optimizer=with_optimizer).lora
+        self._bases.require_open()
+        state = described_state(path, self._saves, with_optimizer=with_optimizer)
+        base = self._bases.open(base_model or base_model_of(Path(path), self._saves.describe))
+        made = self._training_client(
+            base,
+            model_id,
+            lambda adapter: ops.LoadAdapter(adapter, Path(path), with_optimizer),
+            state.lora,
+            user_metadata,
+            partial(check_base, state, path, base.name),
+            self._saves.under(Path(path)),
+        )
         arguments = {"path": path, "base_model": base_model, "user_metadata": user_metadata}
         self._observe(Call("service", verb, arguments))
-        after = base.saves.under(Path(path))
-        return self._training_client(
-            base, config, user_metadata, lambda name: ops.LoadAdapter(name, Path(path), with_optimizer), after
-        )
+        return made
 
     def _training_client(
         self,
         base: OpenedBase,
+        model_id: str | None,
+        op: Callable[[ops.AdapterId], ops.Op],
         config: LoraConfig,
         user_metadata: UserMetadata | None,
-        op: Callable[[ops.AdapterId], ops.Op],
+        check: Check,
         after: "Sequence[Future[Any]]" = (),
     ) -> ClientFuture[Any]:
-        """`op` makes the adapter of this name, when the saves in `after` are done."""
-        model_id = f"{Path(base.name).name[:MAX_NAME]}-{secrets.token_hex(4)}"
+        """`op` makes the adapter of this name when the saves in `after` are done; `check` is what the base model has to
+        say, once it is loaded."""
+        model_id = model_id or f"{Path(base.name).name[:MAX_NAME]}-{secrets.token_hex(4)}"
         run = LiveRun(model_id, base.name, config, self._labels.with_metadata(user_metadata))
-        self._runs[model_id] = run
-        made = base.thread.call(
-            f"making {model_id}",
-            op(ops.AdapterId(model_id)),
-            lambda _: InProcessTrainingClient(base, config, run),
-            after=after,
-        )
+        runs = self._runs
+        if runs.setdefault(model_id, run) is not run:
+            raise InvalidRequest(f"model_id must be new to this service; choose another, or none: {model_id!r}")
+        try:
+            made = base.thread.call(
+                f"making {model_id}",
+                op(ops.AdapterId(model_id)),
+                lambda _: InProcessTrainingClient(base, config, run),
+                check,
+                after=after,
+            )
+        except BaseException:
+            del runs[model_id]
+            raise
+        made.future().add_done_callback(lambda made: None if made.exception() is None else runs.pop(model_id, None))
         return ClientFuture(made.future(), made.cancel)
+
+
+def _not_recorded(_call: Call) -> None:
+    pass
 
 
 def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:

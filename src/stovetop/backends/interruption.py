@@ -28,11 +28,8 @@ class Interruptible:
 
     def run(self, piece: Callable[[], T]) -> T:
         """In the thread that works. Raises Interrupted."""
-        with self._lock:
-            if self._interrupted:
-                raise Interrupted
-            self._worker = threading.get_ident()
         try:
+            self._enter()
             result = piece()
             self._leave()
         except BaseException:
@@ -47,6 +44,12 @@ class Interruptible:
             self._interrupted = True
             if self._worker is not None:
                 _raise_in(self._worker, Interrupted)
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._interrupted:
+                raise Interrupted
+            self._worker = threading.get_ident()
 
     def _leave(self) -> None:
         while self._worker is not None:

@@ -2,18 +2,20 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.local_models import LocalModels
+from stovetop.backends.opened_base import to_preload
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.checks import checked_as
-from stovetop.client import Storage, UserMetadata
+from stovetop.client import Preload, Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.errors import CheckpointError, InvalidRequest
-from stovetop.model_store import Download, hub_download, known_models, require_model
+from stovetop.model_store import Download, hub_download, require_model
 from stovetop.rules import Anything, Function, Text, Whole
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ def open_service(
     max_adapter_bytes: Annotated[int, Whole(0, hint="leave it out for half of what is available")] | None = None,
     max_kv_bytes: Annotated[int, Whole(1, hint="leave it out for 0.3 of what is available")] | None = None,
     untried: Sequence[Untried] = (),
+    models: Mapping[str, Storage] | None = None,
+    preload: Preload = False,
     disk: Annotated[Disk, Anything()] = LOCAL_DISK,
     download: Annotated[Download, Function(1, "(name) -> path of a folder")] | None = hub_download,
 ) -> InProcessServiceClient:
@@ -68,6 +72,10 @@ def open_service(
                            alone is refused. None: 0.3 of what is available
     untried                parts of the engine that have run on no device yet and are off otherwise, by name: see
                            `engine/untried/`. Both are for device="cuda"
+    models                 the base models there are, {name: where it is}, a folder or what else a base_model may be.
+                           Clients know them by these names alone, which stand in states and messages. None: whatever
+                           lies on this machine, or comes by `download`
+    preload                the names of models that begin to load now, in the background; True: all of `models`
     download               brings a model, named owner/model, that is not on this machine; None: such a name is refused
 
     On a CPU the GNU C library is told to keep freed memory, up to 1 GiB, for the next pass. This too is the process's.
@@ -91,14 +99,15 @@ def open_service(
             log.info("computing with %d threads", fastest_threads())
         elif threads is not None:
             torch.set_num_threads(threads)
-        model = load_model(
-            require_model(base_model, download),
-            base_model,
-            device=device,
-            dtype=dtype,
-            deterministic=deterministic,
-            pack_kernel=pack_kernel,
-        )
+        with offered.naming(base_model):
+            model = load_model(
+                require_model(offered.place_of(base_model), download),
+                base_model,
+                device=device,
+                dtype=dtype,
+                deterministic=deterministic,
+                pack_kernel=pack_kernel,
+            )
         return Engine(
             model,
             max_tokens_per_pass=max_tokens_per_pass,
@@ -113,9 +122,12 @@ def open_service(
 
     if untried and device == "cpu":
         raise InvalidRequest(f"untried must be empty with device='cpu': all of it is for CUDA; leave it out: {untried}")
+    offered = LocalModels(models, download)
     labels = RunLabels(user_metadata or {}, display_name, project_id)
     folder = Path.home() / ".stovetop" if storage is None else Path(storage)
-    return InProcessServiceClient.over(open_engine, folder, models=known_models, labels=labels)
+    return InProcessServiceClient.over(
+        open_engine, folder, models=offered, labels=labels, preload=to_preload(preload, models)
+    )
 
 
 def export_merged(

@@ -1,18 +1,25 @@
-"""A base model that is open in this process: what its sampling and training clients share, and which saved states fit
-it."""
+"""The base models that a service has open in this process: what the clients of one share, which saved states fit it,
+and how all of them end."""
 
 import itertools
-from collections.abc import Callable, Mapping
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from stovetop.backends.engine_thread import EngineThread
+from stovetop.backends.endings import Crew, stop, wait_for
+from stovetop.backends.engine_thread import CLOSED, EngineThread
 from stovetop.backends.pending_saves import PendingSaves
-from stovetop.client import Tokenizer
+from stovetop.client import Preload, Tokenizer
 from stovetop.engine import ops
-from stovetop.errors import CheckpointError
+from stovetop.errors import CheckpointError, InvalidRequest, ServiceClosed, UnknownName
+from stovetop.futures import APIFuture, refuse_in_fork
 from stovetop.input_checks import ModelLimits
+from stovetop.model_store import canonical_name
 from stovetop.saved_states import SavedState
 
 
@@ -26,13 +33,53 @@ class Call:
 
 
 Observer = Callable[[Call], None]
+OpenEngine = Callable[[str], ops.Engine]  # of the base model of this name; takes as long as loading it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class BaseModels(Protocol):
+    """The base models that a service could open."""
+
+    def name_of(self, base_model: str) -> str:
+        """The one name of a base model, whichever of its names is given. Refuses one that there cannot be."""
+        ...
+
+    def names(self) -> list[str]:
+        """Those that are known without looking further."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModels:
+    """The base models of these names; None: every name is one."""
+
+    listed: Sequence[str] | None = None
+
+    def name_of(self, base_model: str) -> str:
+        if self.listed is None:
+            return canonical_name(base_model)
+        if base_model not in self.listed:
+            raise UnknownName("base_model", base_model, self.listed)
+        return base_model
+
+    def names(self) -> list[str]:
+        return list(self.listed or ())
+
+
+def to_preload(preload: Preload, names: Iterable[str] | None) -> list[str]:
+    """The names of the models that `preload` means, where these are all that there are; None: there may be any."""
+    if not isinstance(preload, bool):
+        return list(preload)
+    if preload and names is None:
+        raise InvalidRequest("preload=True means all of `models`; pass models={name: folder}, or preload=[name]: True")
+    return list(names or ()) if preload else []
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class OpenedBase:
-    """What the clients of one base model share."""
+    """What the clients of one base model share. It is there for as long as its service or one of its clients is; then
+    what was accepted is finished, and the model goes."""
 
-    name: str  # of the base model, as the user gave it
+    name: str
     thread: EngineThread
     storage: Path
     observe: Observer
@@ -77,14 +124,113 @@ class OpenedBase:
         return ops.WeightsId(f"{origin}@{next(self.weights_number)}")
 
 
-def checked_state(path: str, base: OpenedBase, *, with_optimizer: bool) -> SavedState:
-    """A saved state that fits this base model, as far as it says, and holds what is asked for."""
-    state = base.saves.describe(Path(path))
-    if state.fingerprint not in (None, base.fingerprint):
-        raise CheckpointError(
-            f"this state was trained on {state.base_model!r}, not on {base.name!r} (or on other weights of that "
-            f"name); make a client for that model: {path}"
-        )
+def described_state(path: str, saves: PendingSaves, *, with_optimizer: bool) -> SavedState:
+    """A saved state, or one that is being saved, that holds what is asked for."""
+    state = saves.describe(Path(path))
     if with_optimizer and not state.with_optimizer:
         raise CheckpointError(f"these are weights for sampling, without an optimizer; use a path of save_state: {path}")
     return state
+
+
+def check_base(state: SavedState, path: str, name: str, engine: ops.Engine) -> None:
+    """Refuses a saved state of another base model than this one, as far as it says."""
+    if state.fingerprint not in (None, engine.description.fingerprint):
+        raise CheckpointError(
+            f"this state was trained on {state.base_model!r}, not on {name!r} (or on other weights of that "
+            f"name); make a client for that model: {path}"
+        )
+
+
+def checked_state(path: str, base: OpenedBase, *, with_optimizer: bool) -> SavedState:
+    """A saved state that fits this base model and holds what is asked for."""
+    state = described_state(path, base.saves, with_optimizer=with_optimizer)
+    check_base(state, path, base.name, base.thread.engine)
+    return state
+
+
+class OpenedBases:
+    """The base models that one service has open, each with an engine on a thread of its own. Models load there: nothing
+    here waits for one. Closed once and for all by `close` or `drop`."""
+
+    def __init__(
+        self, open_engine: OpenEngine, models: BaseModels, storage: Path, observe: Observer, saves: PendingSaves
+    ) -> None:
+        self._open_engine = open_engine
+        self._models = models
+        self._storage = storage
+        self._observe = observe
+        self._saves = saves
+        self._sample_number = itertools.count(1)
+        self._opened: dict[str, OpenedBase] = {}
+        self._closed = False
+        self._lock = threading.Lock()  # protects both, so that no model is loaded twice, or after the end
+        self._process = os.getpid()
+        self._crew = Crew()
+
+    def open(self, base_model: str) -> OpenedBase:
+        """The base model of this name: the one that is open, or one that begins to load. An engine that died, or that
+        could not be loaded, is followed by a new one."""
+        self.require_open()
+        name = self._models.name_of(base_model)
+        with self._lock:
+            self.require_open()
+            base = self._opened.get(name)
+            if base is None or base.thread.failed is not None:
+                thread = EngineThread(partial(self._open_engine, name), name, self._crew)
+                base = OpenedBase(name, thread, self._storage, self._observe, self._saves, self._sample_number)
+                weakref.finalize(base, thread.finish).atexit = False  # at exit the crew ends
+                self._opened[name] = base
+            return base
+
+    def require_open(self, what: str | None = None) -> None:
+        """Refuses what a closed service, or a copy of one in a forked process, can do no more."""
+        refuse_in_fork(self._process, what)
+        if self._closed:
+            raise ServiceClosed(CLOSED if what is None else f"{what}: {CLOSED}")
+
+    def lengths(self) -> dict[str, int | None]:
+        """The base models there are, with their longest context in tokens where they are loaded."""
+        opened = {thread.name: _context_length(thread) for thread in self._threads() if thread.failed is None}
+        return {name: opened.get(name) for name in sorted({*self._models.names(), *opened})}
+
+    def finish(self) -> list[APIFuture[None]]:
+        """Accepts no more. The futures are there when all that was accepted is done."""
+        if not self._is_ours():
+            return []
+        with self._lock:
+            self._closed = True
+        return [thread.finish() for thread in self._threads()]
+
+    def close(self) -> None:
+        """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun."""
+        try:
+            self.finish()
+            for thread in self._threads():
+                wait_for(thread)
+        except BaseException as error:
+            self.drop(error)
+            self.stop()
+            raise
+
+    def drop(self, error: BaseException) -> None:
+        """Accepts no more, and does not begin what has not begun."""
+        self.finish()
+        for thread in self._threads():
+            thread.drop(f"the service was closed after {error!r}", warn=False)
+
+    def stop(self) -> None:
+        """After `drop`: waits until the engines have ended."""
+        stop(self._threads())
+
+    def _threads(self) -> list[EngineThread]:
+        return [base.thread for base in list(self._opened.values())] if self._is_ours() else []
+
+    def _is_ours(self) -> bool:
+        """A forked child has a copy of the service and none of its threads: there is nothing to end in it."""
+        return os.getpid() == self._process
+
+
+def _context_length(thread: EngineThread) -> int | None:
+    if not thread.loaded.done() or thread.loaded.exception() is not None:
+        return None
+    return thread.loaded.result().description.limits.context_length

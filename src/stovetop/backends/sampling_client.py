@@ -1,13 +1,15 @@
 """The sampling client over an engine in this process: it checks its input, completes it (a seed, how many tokens), and
 enqueues an op on the engine's thread."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stovetop.backends.older_names import with_older_names
-from stovetop.backends.opened_base import Call, OpenedBase, checked_state
+from stovetop.backends.opened_base import Call, OpenedBase, check_base
 from stovetop.checks import checked, take, unchecked
 from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.engine import ops
@@ -30,6 +32,8 @@ class InProcessSamplingClient:
         self._base = base
         self._weights = weights
         self._state = state
+        if weights is not None:
+            weakref.finalize(self, base.thread.forget, ops.DropWeights(weights)).atexit = False
 
     @checked
     def sample(
@@ -102,6 +106,7 @@ class InProcessSamplingClient:
         return self._base.get_tokenizer()
 
     def get_base_model(self) -> str:
+        self._base.thread.require_open("get_base_model")
         return self._base.name
 
     def __reduce__(self) -> NoReturn:
@@ -113,14 +118,14 @@ class InProcessSamplingClient:
             return missing_attribute("SamplingClient", name)
 
 
-def load_sampling_client(base: OpenedBase, path: str) -> ClientFuture[Any]:
+def load_sampling_client(base: OpenedBase, path: str, state: SavedState) -> ClientFuture[Any]:
     """A client of the weights that are saved at `path`, whose making is queued."""
-    state = checked_state(path, base, with_optimizer=False)
     weights = base.new_weights(Path(path).name)
     loaded = base.thread.call(
         "create_sampling_client",
         ops.LoadWeights(weights, Path(path)),
         lambda _: InProcessSamplingClient(base, weights, state),
+        partial(check_base, state, path, base.name),
         after=base.saves.under(Path(path)),
     )
     return ClientFuture(loaded.future(), loaded.cancel)

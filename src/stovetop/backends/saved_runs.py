@@ -95,6 +95,7 @@ class SavedRuns(RestClient):
     _live: Mapping[str, LiveRun]
     _saves: PendingSaves
     _capabilities: Callable[[], GetServerCapabilitiesResponse]
+    _require_open: Callable[[], None]
 
     @classmethod
     def over(
@@ -103,17 +104,21 @@ class SavedRuns(RestClient):
         live: Mapping[str, LiveRun],
         saves: PendingSaves,
         capabilities: Callable[[], GetServerCapabilitiesResponse],
+        require_open: Callable[[], None],
     ) -> Self:
-        """Of what lies under `storage`, and of the training clients in `live`; `saves` are on their way there."""
+        """Of what lies under `storage`, and of the training clients in `live`; `saves` are on their way there.
+        `require_open` refuses calls once the service is closed."""
         runs = object.__new__(cls)
         runs._storage = storage / "checkpoints"
         runs._live = live
         runs._saves = saves
         runs._capabilities = capabilities
+        runs._require_open = require_open
         return runs
 
     @checked
     def get_training_run(self, training_run_id: str, access_scope: AccessScope = "owned") -> APIFuture[TrainingRun]:
+        self._require_open()
         require_neutral(access_scope=access_scope)
         return self._saves.then(
             self._storage / training_run_id, lambda: self._run(training_run_id, self._saved_by(training_run_id))
@@ -123,12 +128,14 @@ class SavedRuns(RestClient):
     def get_training_run_by_tinker_path(
         self, tinker_path: StatePath, access_scope: AccessScope = "owned"
     ) -> APIFuture[TrainingRun]:
+        self._require_open()
         require_neutral(access_scope=access_scope)
         path = Path(tinker_path)
         return self._saves.then(path.parent.parent, lambda: self._run_that_saved(path))
 
     @checked
     def get_weights_info_by_tinker_path(self, tinker_path: StatePath) -> APIFuture[WeightsInfoResponse]:
+        self._require_open()
         return self._saves.then(Path(tinker_path), lambda: _weights_info(Path(tinker_path)))
 
     @checked
@@ -139,11 +146,13 @@ class SavedRuns(RestClient):
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> APIFuture[TrainingRunsResponse]:
+        self._require_open()
         require_neutral(access_scope=access_scope)
         return self._saves.then(self._storage, lambda: self._runs(limit, offset, project_id))
 
     @checked
     def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
+        self._require_open()
         return self._saves.then(
             self._storage / training_run_id,
             lambda: CheckpointsListResponse([checkpoint for checkpoint, _ in self._saved_by(training_run_id)]),
@@ -153,6 +162,7 @@ class SavedRuns(RestClient):
     def list_user_checkpoints(
         self, limit: AtLeastNone = 100, offset: AtLeastNone = 0
     ) -> APIFuture[CheckpointsListResponse]:
+        self._require_open()
         return self._saves.then(self._storage, lambda: self._checkpoints(limit, offset))
 
     @checked
@@ -167,6 +177,7 @@ class SavedRuns(RestClient):
         return resolved(self._capabilities())
 
     def _delete(self, path: Path) -> APIFuture[None]:
+        self._require_open()
         return self._saves.then(path, lambda: self._delete_now(path.resolve()))
 
     def _delete_now(self, path: Path) -> None:

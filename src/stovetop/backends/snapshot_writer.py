@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
+from stovetop.backends.endings import Crew
+from stovetop.backends.interruption import Interruptible
 from stovetop.engine.ops import Snapshot
 
 log = logging.getLogger(__name__)
@@ -26,12 +28,15 @@ class SnapshotWriter:
     """Writes one snapshot after the other, in the order in which they come. Used by one thread.
 
     Consumes snapshots, produces calls of `done`; waits when there is nothing to write; stopped by `close`, which writes
-    what is there, or by `drop`, which only finishes what is being written. The thread starts with the first snapshot.
+    what is there, or by `drop_waiting`, which only finishes what is being written. The thread starts with the first
+    snapshot. At the program's end, what is being written for long is interrupted: it is there as a whole or not at all.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, crew: Crew) -> None:
         self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"writer {name}", daemon=True)
+        self._crew = crew
+        self._work = Interruptible()
+        self.thread = threading.Thread(target=self._run, name=f"writer {name}", daemon=True)
         self._num_in_memory = 0
         self._num_unanswered = 0
         self._num_dropped = 0
@@ -50,8 +55,9 @@ class SnapshotWriter:
 
     def put(self, snapshot: Snapshot, done: Done) -> None:
         """Takes it over, to be written when those before it are."""
-        if self._thread.ident is None:
-            self._thread.start()
+        if self.thread.ident is None:
+            self._crew.add(self)
+            self.thread.start()
         with self._lock:
             self._num_in_memory += 1
             self._num_unanswered += 1
@@ -59,11 +65,17 @@ class SnapshotWriter:
 
     def close(self) -> None:
         """Waits until all is written, and ends the thread."""
-        if self._thread.ident is not None:
+        if self.thread.ident is not None:
             self._inbox.put(None)
-            self._thread.join()
+            self.thread.join()
 
-    def drop(self, reason: BaseException) -> int:
+    def drop(self, reason: str, *, warn: bool = True) -> None:
+        """See `endings.Ending`. The thread that uses it drops what waits."""
+
+    def interrupt(self) -> None:
+        self._work.interrupt()
+
+    def drop_waiting(self, reason: BaseException) -> int:
         """The same, but what has not begun is not written: `done` is told the reason. Returns how many those were."""
         self._dropped = reason
         self.close()
@@ -74,7 +86,7 @@ class SnapshotWriter:
             snapshot, done = waiting
             del waiting  # what was written is let go before the next one comes
             self._num_dropped += self._dropped is not None
-            error = self._dropped or _failure_of(snapshot)
+            error = self._dropped or self._failure_of(snapshot)
             del snapshot
             if error is not None:
                 _let_go(error)
@@ -86,14 +98,14 @@ class SnapshotWriter:
                 log.exception("what was to be done after a save raised")
             with self._lock:
                 self._num_unanswered -= 1
+        self._crew.leave(self)
 
-
-def _failure_of(snapshot: Snapshot) -> BaseException | None:
-    try:
-        snapshot.write()
-    except BaseException as error:  # it belongs to the one who asked for this save
-        return error
-    return None
+    def _failure_of(self, snapshot: Snapshot) -> BaseException | None:
+        try:
+            self._work.run(snapshot.write)
+        except BaseException as error:  # it belongs to the one who asked for this save
+            return error
+        return None
 
 
 def _let_go(error: BaseException) -> None:

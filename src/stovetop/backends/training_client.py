@@ -2,6 +2,7 @@
 (`engine_thread.py`), and returns the future of its result. What an op does stands in `engine/ops.py`."""
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 from stovetop.backends.custom_loss import CustomLosses
 from stovetop.backends.older_names import with_older_names
-from stovetop.backends.opened_base import Call, OpenedBase, checked_state
+from stovetop.backends.opened_base import Call, OpenedBase, checked_state, described_state
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun
 from stovetop.checks import checked
@@ -59,6 +60,7 @@ class InProcessTrainingClient:
         self._config = config
         self._run = run
         self._number = itertools.count(1)
+        weakref.finalize(self, base.thread.forget, ops.Drop(self._adapter)).atexit = False
 
     @checked
     def forward(
@@ -152,10 +154,14 @@ class InProcessTrainingClient:
         self, model_path: StatePath, retry_config: object | None = None, record_stability_info: bool = False
     ) -> ClientFuture[Any]:
         require_neutral(retry_config=retry_config, record_stability_info=record_stability_info)
+        self._base.thread.require_open()
+        state = described_state(model_path, self._base.saves, with_optimizer=False)
+        client = load_sampling_client(self._base, model_path, state)
         self._base.observe(Call(self.model_id, "create_sampling_client", {"model_path": model_path}))
-        return load_sampling_client(self._base, model_path)
+        return client
 
     def get_info(self) -> GetInfoResponse:
+        self._base.thread.require_open("get_info")
         data = ModelData(arch="lora", model_name=self._base.name, tokenizer_id=self._base.name)
         return GetInfoResponse(
             data, self.model_id, True, self._config.rank, self._base.name, user_metadata=self._run.labels.user_metadata

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from examples import datum, logprobs, train
@@ -176,17 +176,18 @@ def test_a_gradient_of_nan_on_demand_is_skipped_by_the_step() -> None:
     assert skipped == [0.0, 1.0, 0.0]
 
 
-def test_an_engine_that_breaks_fails_everyone_who_waits_and_everyone_who_comes(
+def test_an_engine_that_breaks_answers_all_who_wait_and_its_model_can_be_opened_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    service = recording.open_service(latency_s=0.05)
-    client = service.create_lora_training_client("any/model").result()
-    futures = [client.forward_backward([datum()], "cross_entropy"), client.optim_step(AdamParams())]
-    client._base.thread.engine.step = lambda: {}["a bug of ours"]
-    for future in futures:
-        with pytest.raises(RequestFailedError, match="a bug of ours"):
-            future.result(timeout=5)
-    with pytest.raises(ServiceClosed, match=r"forward.*the engine has failed \(KeyError\('a bug of ours'\)\)"):
-        client.forward([datum()], "cross_entropy")
-    service.close()
-    assert "the engine failed" in caplog.text
+    with recording.open_service(latency_s=0.05) as service:
+        client: Any = service.create_lora_training_client("any/model").result()
+        client._base.thread.engine.step = lambda: {}["a bug of ours"]
+        for future in [client.forward_backward([datum()], "cross_entropy"), client.optim_step(AdamParams())]:
+            with pytest.raises(RequestFailedError, match="a bug of ours"):
+                future.result(timeout=5)
+        with pytest.raises(ServiceClosed, match=r"forward: .*'any/model' has failed .*a bug of ours"):
+            client.forward([datum()], "cross_entropy")
+        client = service.create_lora_training_client("any/model").result()
+        client.forward_backward([datum()], "cross_entropy")
+        assert client.optim_step(AdamParams()).result(timeout=5).metrics["grad_norm"] > 0
+    assert "the engine of 'any/model' failed" in caplog.text

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import tiny
-from stovetop.backends.in_process import InProcessServiceClient, RunLabels
+from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.opened_base import NamedModels
+from stovetop.backends.saved_runs import RunLabels
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.kernels.kv_cache import KVCache
@@ -220,7 +222,7 @@ def test_logprobs_of_a_prompt_come_once_though_it_is_computed_again() -> None:
 def test_the_call_is_refused_and_what_was_left_out_ends_with_the_memory(tmp_path: Path) -> None:
     make = lambda name: tiny.engine(max_kv_bytes=tiny.kv_bytes(192))  # noqa: E731
     labels = RunLabels({}, None, None)
-    with InProcessServiceClient.over(make, tmp_path, models=lambda: ["tiny"], labels=labels) as service:
+    with InProcessServiceClient.over(make, tmp_path, models=NamedModels(["tiny"]), labels=labels) as service:
         client = service.create_sampling_client(base_model="tiny").result()
         prompt = ModelInput.from_ints(tiny.tokens(100, 0))
         with pytest.raises(

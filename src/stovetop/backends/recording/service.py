@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, assert_never, get_args
@@ -25,12 +25,13 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.opened_base import NamedModels, to_preload
 from stovetop.backends.recording import bigram
 from stovetop.backends.recording.bigram import Floats, Moments, Table
 from stovetop.backends.recording.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.checks import check, checked_as
-from stovetop.client import Storage, UserMetadata
+from stovetop.client import Preload, Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, InvalidRequest, UnknownName
@@ -108,7 +109,8 @@ def open_service(
     latency_s: Annotated[Latency, AnyOf((number(at_least=0, at_most=3600), Function(1, "(verb) -> seconds")))] = 0.0,
     faults: Annotated[Sequence[Fault], ListOf(Instance((Raises, NonFiniteGradient)))] = (),
     disk: Annotated[Disk, Anything()] = LOCAL_DISK,
-    models: Sequence[str] | None = None,
+    models: Sequence[str] | Mapping[str, Storage] | None = None,
+    preload: Preload = False,
     user_metadata: UserMetadata | None = None,
     project_id: str | None = None,
     display_name: str | None = None,
@@ -120,21 +122,22 @@ def open_service(
     latency_s  how long a call takes. Calls of one training client queue up, samples overlap
     faults     what goes wrong; each happens once
     disk       the checkpoints' file operations; `failing_disk.FailingDisk` has some that fail
-    models     the base models there are; None: every name is one
+    models     the names of the base models there are; None: every name is one. A dictionary, as the embedded backend
+               takes it, is as good: its values are not read
+    preload    as the embedded backend takes it
     user_metadata, project_id, display_name
                go into every checkpoint
     """
 
     def open_engine(name: str) -> ops.Engine:
-        if models is not None and name not in models:
-            raise UnknownName("base_model", name, models)
         return RecordingEngine(name, seed, latency_s, faults, disk)
 
     labels = RunLabels(user_metadata or {}, display_name, project_id)
     if storage is None:
         storage = Path(tempfile.gettempdir()) / f"stovetop-recording-{uuid.uuid4().hex[:12]}"
+    named = NamedModels(None if models is None else list(models))
     return InProcessServiceClient.over(
-        open_engine, Path(storage), models=lambda: list(models or ()), labels=labels, record=True
+        open_engine, Path(storage), models=named, labels=labels, preload=to_preload(preload, models), record=True
     )
 
 
@@ -295,6 +298,8 @@ class RecordingEngine:
 
     def _due_s(self, op: ops.Op, verb: Verb | None) -> float:
         latency_s = 0.0 if verb is None else self._latency_s(verb) if callable(self._latency_s) else self._latency_s
+        if isinstance(op, ops.DropWeights):  # after all that samples from them
+            return max((queued.due_s for queued in self._queue), default=0.0)
         if not isinstance(op, ops.AdapterOp):
             return time.monotonic() + latency_s
         due_s = max(self._busy_until_s.get(op.adapter, 0.0), time.monotonic()) + latency_s

@@ -1,0 +1,150 @@
+"""Services that nobody closes: what is let go, and when. With the engine's thread goes the model."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from examples import datum
+from wrong_values import PROMPT
+
+from engine import tiny
+from stovetop.backends import local
+from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.opened_base import NamedModels
+from stovetop.backends.recording.service import RecordingEngine
+from stovetop.backends.saved_runs import RunLabels
+from stovetop.durable import LOCAL_DISK
+from stovetop.types import AdamParams, SamplingParams
+
+
+class Watched:
+    """A service over engines that are watched."""
+
+    def __init__(self, folder: Path, latency_s: float = 0.0) -> None:
+        self.folder, self.latency_s = folder, latency_s
+        self.engines: weakref.WeakSet[RecordingEngine] = weakref.WeakSet()
+
+    def engine(self, name: str) -> RecordingEngine:
+        engine = RecordingEngine(name, 0, self.latency_s, [], LOCAL_DISK)
+        self.engines.add(engine)
+        return engine
+
+    def service(self) -> InProcessServiceClient:
+        return InProcessServiceClient.over(self.engine, self.folder, models=NamedModels(), labels=RunLabels())
+
+    @property
+    def names(self) -> list[str]:
+        gc.collect()
+        return sorted(engine.description.limits.name for engine in self.engines)
+
+
+def threads_of_services() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith(("engine ", "watch "))}
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + 20
+    while not true() and time.monotonic() < end_s:
+        time.sleep(0.005)
+    return true()
+
+
+def test_a_service_that_is_dropped_lets_its_models_and_threads_go(tmp_path: Path) -> None:
+    before = threads_of_services()
+    watched = Watched(tmp_path)
+    service = watched.service()
+    clients = [service.create_lora_training_client(name).result() for name in ("a", "b")]
+    assert watched.names == ["a", "b"]
+    del service, clients
+    assert eventually(lambda: watched.names == [])
+    assert eventually(lambda: threads_of_services() <= before)
+
+
+def test_a_client_keeps_its_own_model_and_no_other(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    client: Any = [watched.service()]
+    client += [client[0].create_lora_training_client(name).result() for name in ("a", "b")]
+    client = client[1]
+    assert eventually(lambda: watched.names == ["a"])
+    client.forward_backward([datum()], "cross_entropy")
+    assert client.optim_step(AdamParams()).result().metrics["grad_norm"] > 0
+    sampler = client.save_weights_and_get_sampling_client().result()
+    del client
+    assert watched.names == ["a"]
+    del sampler
+    assert eventually(lambda: watched.names == [])
+
+
+def test_a_notebook_cell_that_runs_three_times_holds_one_model(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    cell: dict[str, Any] = {"open_service": watched.service, "datum": datum}
+    for _ in range(3):
+        exec(
+            "service = open_service()\n"
+            "client = service.create_lora_training_client('a').result()\n"
+            "loss = client.forward_backward([datum()], 'cross_entropy').result()\n",
+            cell,
+        )
+    assert eventually(lambda: watched.names == ["a"])
+    cell["service"].close()
+    assert eventually(lambda: watched.names == []), "a closed service keeps no model, whoever still has its clients"
+
+
+def test_what_was_accepted_is_finished_though_nothing_but_its_future_is_left(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, latency_s=0.01)
+    service = watched.service()
+    client = service.create_lora_training_client("a").result()
+    futures = [client.forward_backward([datum()], "cross_entropy") for _ in range(20)]
+    on_its_way = service.create_lora_training_client("a")
+    del service, client
+    gc.collect()
+    assert all(future.result(timeout=20).metrics for future in futures)
+    on_its_way.forward([datum()], "cross_entropy")
+    del on_its_way
+    assert eventually(lambda: watched.names == [])
+
+
+def test_an_engines_thread_keeps_nothing_of_the_last_call(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    with watched.service() as service:
+        client = service.create_lora_training_client("a").result()
+        last = datum()
+        client.forward_backward([last], "cross_entropy").result()
+        chunk = weakref.ref(last.loss_fn_inputs["target_tokens"].array)
+        service.calls.clear()
+        del last
+        assert eventually(lambda: gc.collect() >= 0 and chunk() is None)
+
+
+def test_an_adapter_and_frozen_weights_go_with_their_clients(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, latency_s=0.01)
+    with watched.service() as service:
+        kept, dropped = (service.create_lora_training_client("a").result() for _ in range(2))
+        (engine,) = watched.engines
+        samplers: Any = [dropped.save_weights_and_get_sampling_client().result() for _ in range(2)]
+        assert (len(engine.adapters), len(engine._frozen)) == (2, 2)  # pyright: ignore[reportPrivateUsage]
+        last = dropped.forward_backward([datum()], "cross_entropy")
+        sample = samplers[0].sample(PROMPT, 1, SamplingParams(max_tokens=1))
+        del dropped, samplers
+        assert last.result(timeout=20).metrics, "what was accepted is done before"
+        assert len(sample.result(timeout=20).sequences) == 1
+        assert eventually(lambda: gc.collect() >= 0 and len(engine.adapters) == 1)
+        assert eventually(lambda: not engine._frozen)  # pyright: ignore[reportPrivateUsage]
+        kept.forward_backward([datum()], "cross_entropy")
+        assert kept.optim_step(AdamParams()).result(timeout=20).metrics["grad_norm"] > 0
+
+
+def test_the_embedded_backend_lets_its_model_go(tmp_path: Path) -> None:
+    folder = str(tiny.save_model(tmp_path / "tiny"))
+    service = local.open_service(storage=tmp_path, threads=1, download=None)
+    client = service.create_lora_training_client(folder, rank=2).result()
+    client.forward_backward([datum()], "cross_entropy").result()
+    engine = weakref.ref(service._bases.open(folder).thread.engine)  # pyright: ignore[reportPrivateUsage]
+    del service
+    assert engine() is not None
+    del client
+    assert eventually(lambda: gc.collect() >= 0 and engine() is None)
