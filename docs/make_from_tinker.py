@@ -52,7 +52,9 @@ defaults are compared with the SDK 0.38.0; all that differs is on this page.
 - **No value is changed without a word.** The SDK makes 16 of `"16"`, 16.0 and True, and drops a field that it does not
   know; here the first are an InvalidRequest and the last is a TypeError, as of any Python call. Numbers of numpy and
   torch are numbers, and whole-number weights become floats.
-- **Clients and futures are not pickled**, sampling clients neither: a client works in the process that made it.
+- **Clients and futures are not pickled**, sampling clients neither: a client works in the process that made it. What
+  `save_weights_and_get_sampling_client` froze in memory, `SamplingClient.save(folder)`, a method of ours, writes for
+  others to sample from.
 - **Of the SDK's modules** `stovetop.as_tinker` has `tinker`, `tinker.types` with a module for each of its names, the
   clients' own under `tinker.lib.public_interfaces`, and the errors. `tinker.lib.retry_handler` and the other inner ones
   are not there.
