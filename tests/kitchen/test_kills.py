@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from kitchen.stages.configs import (
+    DistillationConfig,
+    OffPolicyConfig,
     PreferenceConfig,
     RLConfig,
     SupervisedConfig,
@@ -28,15 +30,18 @@ from kitchen.stages.configs import (
 from kitchen.test_supervised import checkpoints, rows, weights
 from stovetop.backends import recording
 from stovetop.kitchen.workflow import Workflow
-from stovetop.kitchen.workflows import PREFERENCE, REINFORCEMENT, SUPERVISED
+from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION, PREFERENCE, REINFORCEMENT, SUPERVISED
 from stovetop.runs import load, open_run
 from stovetop.tracking.events import Event, Recorder
 
 NUM_PARTS = 60
-ONCE_A_STEP = {"training.step", "dpo.step", "rl.step", "training.epoch", "training.checkpoint", "eval.complete"}
+ONCE_A_STEP = {
+    "training.step", "dpo.step", "rl.step", "distillation.step", "training.epoch", "training.checkpoint",
+    "eval.complete",
+}  # fmt: skip
 LATENCY_S = {"forward_backward": 0.001, "save_state": 0.003, "sample": 0.001}
 
-Config = SupervisedConfig | PreferenceConfig | RLConfig
+Config = SupervisedConfig | PreferenceConfig | RLConfig | DistillationConfig | OffPolicyConfig
 
 
 class Copier(Recorder):
@@ -98,12 +103,23 @@ def reinforcement(depth: int, **changed: Any) -> Callable[[Path], RLConfig]:
     return config
 
 
+def distillation(folder: Path) -> DistillationConfig:
+    dataset, log_path = write_problems(folder / "rows"), str(folder / "run")
+    return DistillationConfig(dataset=dataset, log_path=log_path, max_steps_off_policy=1, num_substeps=2)
+
+
+def off_policy(folder: Path) -> OffPolicyConfig:
+    return OffPolicyConfig(dataset=write_problems(folder / "rows"), log_path=str(folder / "run"))
+
+
 MODES = {
     "supervised": Mode(SUPERVISED, supervised),
     "preference": Mode(PREFERENCE, preference),
     "reinforcement": Mode(REINFORCEMENT, reinforcement(0, remove_constant_reward_groups=True)),
     "one step ahead": Mode(REINFORCEMENT, reinforcement(1)),
     "two steps ahead": Mode(REINFORCEMENT, reinforcement(2, save_every=3, eval_every=3)),
+    "distillation": Mode(DISTILLATION, distillation),
+    "off-policy distillation": Mode(OFF_POLICY_DISTILLATION, off_policy),
 }
 
 

@@ -57,7 +57,8 @@ def truncated_prompt(prompt: Sequence[Message], tokenizer: Tokenizer, max_prompt
 
 class PromptOnlyDataset:
     """An RLDataset of prompts: shuffled in every epoch, `groups_per_batch` at a time, `group_size` answers to each.
-    Long ones are cut (`truncated_prompt`), and `num_truncated` says how many were."""
+    Long ones are cut (`truncated_prompt`), and `num_truncated` says how many were. With `drop_last` each epoch leaves
+    out the prompts that do not fill a batch: beside other datasets every batch has its full share."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class PromptOnlyDataset:
         dataset_name: str = "prompts",
         seed: int = 0,
         num_epochs: int = 1,
+        drop_last: bool = False,
     ) -> None:
         kept = [
             list(prompt)
@@ -88,7 +90,9 @@ class PromptOnlyDataset:
         builders = [
             ProblemGroupBuilder(partial(PromptOnlyEnv, prompt, renderer), group_size, dataset_name) for prompt in kept
         ]
-        self._batches = ProblemDataset(builders, groups_per_batch, seed=seed, num_epochs=num_epochs)
+        self._batches = ProblemDataset(
+            builders, groups_per_batch, seed=seed, num_epochs=num_epochs, drop_last=drop_last
+        )
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """The groups of batch `index`, counted over all epochs: one for each prompt."""
@@ -130,7 +134,7 @@ class PromptOnlyDatasetBuilder:
             seed=self.seed,
         )
         return (
-            make(train, self.groups_per_batch, group_size=self.group_size, num_epochs=self.num_epochs),
+            make(train, self.groups_per_batch, group_size=self.group_size, num_epochs=self.num_epochs, drop_last=True),
             make(test, min(self.groups_per_batch, len(test)), group_size=1) if test else None,
         )
 

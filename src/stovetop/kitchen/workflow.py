@@ -78,6 +78,10 @@ class Workflow:
 
     # ---- edits
 
+    def named(self, name: str) -> "Workflow":
+        """The same under another name, which its events and errors carry."""
+        return Workflow(name, *self.nodes)
+
     def replace(self, name: str, *new: AnyStage | When) -> "Workflow":
         """With others in the place of this stage. Where it is under a condition, so are they."""
         return self._edited(name, "replace", new)

@@ -1,6 +1,26 @@
 """The workflows of the product, as values. Which stages they have, and in which order, is all that is said here."""
 
 from stovetop.kitchen.nodes import Loop, Station, When
+from stovetop.kitchen.stages.distillation import (
+    assemble_distillation_batch,
+    build_distillation_dataset,
+    build_prompt_dataset,
+    choose_prompt_batching,
+    choose_sources,
+    choose_teacher,
+    distillation_forward_backward,
+    get_distillation_batch,
+    incorporate_teacher_kl,
+    init_teacher,
+    init_teachers,
+    load_prompts,
+    log_distillation_metrics,
+    log_on_policy_metrics,
+    make_teacher_completer,
+    make_teacher_evaluators,
+    teacher_inference,
+    teacher_topk,
+)
 from stovetop.kitchen.stages.evaluation import evaluate, evaluate_at_end, evaluates, evaluates_at_end
 from stovetop.kitchen.stages.policies import freeze_policy, initial_policies
 from stovetop.kitchen.stages.preference import (
@@ -176,9 +196,92 @@ REINFORCEMENT = Workflow(
 )
 
 # Proximal policy optimization: several updates on each batch.
-PPO = REINFORCEMENT.replace("train_step", ppo_update)
+PPO = REINFORCEMENT.replace("train_step", ppo_update).named("ppo")
+
+
+# ---- learning from a teacher -----------------------------------------------------------------------------------------
+
+# On-policy: prompts in, a student that answers as its teacher would out. The student writes, the teacher scores every
+# token. Several datasets, each with a teacher of its own: replace `choose_sources`.
+DISTILLATION = Workflow(
+    "distillation",
+    choose_adapter,
+    init_session,
+    init_renderer,
+    choose_teacher,
+    choose_prompt_batching,
+    choose_sources,
+    init_teachers,
+    build_prompt_dataset,
+    make_teacher_evaluators,
+    plan_steps,
+    make_optimizer,
+    make_policy_loss,
+    initial_policies,
+    Loop(
+        "positions",
+        Station(do_rollout, assemble_distillation_batch, incorporate_teacher_kl, together=True),
+        Station(
+            When(evaluates, evaluate),
+            schedule,
+            train_step,
+            When(saves, save_checkpoint),
+            freeze_policy,
+            log_on_policy_metrics,
+            log_step,
+            When(ends_epoch, log_epoch_metrics),
+            When(saves, record_checkpoint),
+        ),
+        depth="max_steps_off_policy",
+        carry={"policy": "policies"},
+    ),
+    When(rl_evaluates_at_end, evaluate_at_end),
+    When(is_unfinished, save_final_weights, register_model),
+)
+
+# Off-policy: the teacher answers the prompts, and the student learns the answers.
+OFF_POLICY_DISTILLATION = Workflow(
+    "off_policy_distillation",
+    load_prompts,
+    choose_adapter,
+    init_session,
+    init_renderer,
+    choose_teacher,
+    init_teacher,
+    make_teacher_completer,
+    build_distillation_dataset,
+    plan_steps,
+    make_optimizer,
+    Loop(
+        "positions",
+        Station(get_distillation_batch, teacher_inference, together=True),
+        Station(schedule, distillation_forward_backward, optim_step, When(saves, save_checkpoint)),
+        Station(
+            await_forward_backward,
+            await_optim_step,
+            log_distillation_metrics,
+            log_step,
+            When(ends_epoch, log_epoch_metrics),
+            When(saves, record_checkpoint),
+        ),
+        depth=2,
+    ),
+    When(is_unfinished, save_final_weights, register_model),
+)
+
+# Off-policy, on texts that there are: the student learns which tokens its teacher finds likeliest at every position.
+TOPK_DISTILLATION = (
+    OFF_POLICY_DISTILLATION.replace("load_prompts", load_dataset)
+    .remove("make_teacher_completer")
+    .replace("build_distillation_dataset", build_supervised_dataset, make_batches)
+    .replace("get_distillation_batch", get_batch)
+    .replace("teacher_inference", teacher_topk)
+    .named("topk_distillation")
+)
 
 
 def list_workflows() -> dict[str, Workflow]:
     """All of them, by name."""
-    return {workflow.name: workflow for workflow in (SUPERVISED, PREFERENCE, REINFORCEMENT)}
+    workflows = (SUPERVISED, PREFERENCE, REINFORCEMENT, PPO)
+    distillations = (DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION)
+    return {workflow.name: workflow for workflow in (*workflows, *distillations)}

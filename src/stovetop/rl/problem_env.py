@@ -139,9 +139,15 @@ class ProblemDataset:
     """An RLDataset of problems: shuffled in every epoch, `groups_per_batch` at a time, as `datasets.Batches` has it."""
 
     def __init__(
-        self, builders_P: Sequence[EnvGroupBuilder], groups_per_batch: int, *, seed: int = 0, num_epochs: int = 1
+        self,
+        builders_P: Sequence[EnvGroupBuilder],
+        groups_per_batch: int,
+        *,
+        seed: int = 0,
+        num_epochs: int = 1,
+        drop_last: bool = False,
     ) -> None:
-        self._batches = Batches(builders_P, groups_per_batch, num_epochs=num_epochs, seed=seed)
+        self._batches = Batches(builders_P, groups_per_batch, num_epochs=num_epochs, seed=seed, drop_last=drop_last)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """The groups of batch `index`, counted over all epochs."""

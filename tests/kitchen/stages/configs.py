@@ -99,6 +99,83 @@ class RLConfig(RunConfig):
     save_every: int = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(RunConfig):
+    """Every field that a stage of DISTILLATION reads."""
+
+    dataset: str
+    teacher_model_name: str = "any/teacher"
+    teacher_checkpoint_path: str | None = None
+    test_size: int = 3
+    model_name: str = "any/model"
+    load_checkpoint_path: str | None = None
+    renderer_name: str | None = None
+    groups_per_batch: int = 3
+    group_size: int = 2
+    max_prompt_tokens: int | None = None
+    max_tokens: int = 3
+    temperature: float = 1.0
+    kl_penalty_coef: float = 1.0
+    kl_discount_factor: float = 0.0
+    learning_rate: float = 0.5
+    lr_schedule: LRSchedule = "constant"
+    warmup_steps: int = 0
+    num_epochs: int = 2
+    max_steps: int | None = None
+    max_steps_off_policy: int = 0
+    loss_fn: str = "importance_sampling"
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])
+    num_substeps: int = 1
+    lora_rank: int = 4
+    train_unembed: bool = True
+    seed: int = 0
+    eval_every: int = 2
+    save_every: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(RunConfig):
+    """Every field that a stage of OFF_POLICY_DISTILLATION reads."""
+
+    dataset: str
+    teacher_model_name: str = "any/teacher"
+    teacher_checkpoint_path: str | None = None
+    teacher_temperature: float = 0.7
+    max_tokens: int = 3
+    test_size: int = 2
+    model_name: str = "any/model"
+    load_checkpoint_path: str | None = None
+    renderer_name: str | None = None
+    max_length: int | None = None
+    learning_rate: float = 0.5
+    lr_schedule: LRSchedule = "linear"
+    warmup_steps: int = 0
+    num_epochs: int = 2
+    max_steps: int | None = None
+    batch_size: int = 2
+    lora_rank: int = 4
+    train_unembed: bool = True
+    seed: int = 0
+    save_every: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKConfig(RunConfig):
+    """What differs of TOPK_DISTILLATION."""
+
+    dataset: str
+    teacher_model_name: str = "any/teacher"
+    num_teacher_targets: int = 5
+    test_size: int = 2
+    model_name: str = "any/model"
+    learning_rate: float = 0.5
+    num_epochs: int = 2
+    batch_size: int = 2
+    lora_rank: int = 4
+    seed: int = 0
+    save_every: int = 3
+
+
 def write_problems(file: Path) -> str:
     """The answers are one letter, so that a bigram model finds them now and then and can learn them."""
     file.write_text("".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(12)))

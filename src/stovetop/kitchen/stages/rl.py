@@ -169,11 +169,16 @@ def assemble_rl_batch(
     row: Row,
 ) -> list[Datum]:
     """The data to train on, still with their mask; and how the episodes went, into the row."""
+    add_episodes(row, rollouts, positions)
+    return data_processing.assemble_training_data(groups_P, advantages_P_G)[0]
+
+
+def add_episodes(row: Row, rollouts: Rollouts, positions: Positions) -> None:
+    """How they went, into the row."""
     tags_P = [builder.logging_tags() for builder, _ in rollouts.owned_groups_P]
     row.add({"progress/batch": row.step, "progress/done_frac": (row.step + 1) / positions.num_steps})
     row.add(rollouts.error_metrics())
     row.add(compute_trajectory_metrics([group for _, group in rollouts.owned_groups_P], tags_P))
-    return data_processing.assemble_training_data(groups_P, advantages_P_G)[0]
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------

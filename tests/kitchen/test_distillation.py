@@ -1,0 +1,247 @@
+"""DISTILLATION as a whole, on the recording backend: on-policy it is the flat loop of this file, with one teacher or
+several; off-policy the student learns what the teacher answers, or finds likeliest."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kitchen.stages.configs import DistillationConfig, OffPolicyConfig, TopKConfig, write_chats, write_problems
+from kitchen.test_supervised import checkpoints, rows, weights
+from stovetop.backends import recording
+from stovetop.backends.opened_base import Call
+from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
+from stovetop.client import ServiceClient
+from stovetop.distillation.datasets import (
+    DistillationDatasetConfig,
+    PromptOnlyDatasetBuilder,
+    SourcedGroupBuilder,
+    create_composite_dataset,
+)
+from stovetop.distillation.evaluation import TeacherKLEvaluator
+from stovetop.distillation.on_policy import assemble_sourced_data, incorporate_teacher_kl
+from stovetop.distillation.teachers import TeacherConfig, create_teachers
+from stovetop.errors import StageFailed
+from stovetop.kitchen import stage
+from stovetop.kitchen.run_config import RunConfig
+from stovetop.kitchen.workflow import Workflow
+from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION
+from stovetop.model_families import recommended_renderer_name
+from stovetop.renderers import get_renderer
+from stovetop.renderers.base import Renderer
+from stovetop.rl.advantages import compute_advantages
+from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
+from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
+from stovetop.rl.steps import train_step
+from stovetop.runs import load, open_run
+from stovetop.types import AdamParams
+
+NUM_STEPS = 6  # of two epochs: nine prompts to train on, three a step
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DistillationConfig:
+    return DistillationConfig(dataset=write_problems(tmp_path / "prompts.jsonl"), log_path=str(tmp_path / "run"))
+
+
+async def train(config: RunConfig, workflow: Workflow = DISTILLATION) -> Sequence[Call]:
+    with (
+        recording.open_service(config.log_path) as service,
+        open_run(config.log_path, config, console=False) as run,
+    ):
+        await workflow.run(config, service=service, run=run)
+        return service.calls
+
+
+# ---- on-policy -------------------------------------------------------------------------------------------------------
+
+
+async def flat_loop(config: DistillationConfig, service: ServiceClient) -> None:
+    """The same without a workflow, for one teacher."""
+    with open_run(config.log_path, config, console=False) as run:
+        start = await resume_or_create(service, run.path, model_name=config.model_name, lora_rank=4, seed=config.seed)
+        client = start.training_client
+        tokenizer = client.get_tokenizer()
+        renderer_name = recommended_renderer_name(tokenizer)
+        builder = PromptOnlyDatasetBuilder(
+            source=config.dataset, renderer=get_renderer(renderer_name, tokenizer),
+            groups_per_batch=config.groups_per_batch, group_size=config.group_size, test_size=config.test_size,
+            num_epochs=config.num_epochs, seed=config.seed,
+        )  # fmt: skip
+        teacher_config = TeacherConfig(base_model=config.teacher_model_name)
+        teachers = await create_teachers(
+            service, [teacher_config], renderer_name=renderer_name, student_tokenizer=tokenizer
+        )
+        source = DistillationDatasetConfig(dataset_builder=builder, teacher_config=teacher_config, groups_per_batch=3)
+        dataset, [test] = await create_composite_dataset([source])
+        held_out = [SourcedGroupBuilder(builder, 0) for builder in test.get_batch(0)]
+        evaluator = TeacherKLEvaluator(held_out, teachers, config.max_tokens, config.temperature, config.seed)
+        adam = AdamParams(config.learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
+        for step in range(len(dataset)):
+            policy = await client.save_weights_and_get_sampling_client()
+            row: dict[str, float] = {"progress/batch": step, "progress/done_frac": (step + 1) / len(dataset), "lag": 0}
+            if is_due(step, config.eval_every):
+                row |= await evaluator(policy)
+            sampling = SamplingPolicy(policy, config.max_tokens, config.temperature, seed=config.seed + step)
+            rollouts = await do_rollouts(dataset.get_batch(step), sampling, RetryOnFailure())
+            owned_P = rollouts.owned_groups_P
+            groups_P = [group for _, group in owned_P]
+            row |= rollouts.error_metrics()
+            row |= compute_trajectory_metrics(groups_P, [builder.logging_tags() for builder, _ in owned_P])
+            sourced_D = assemble_sourced_data(owned_P, compute_advantages(groups_P))
+            data_D, metrics = await incorporate_teacher_kl(sourced_D, teachers, kl_penalty_coef=config.kl_penalty_coef)
+            trained = await train_step(
+                data_D, client, adam.learning_rate, adam=adam, loss_fn_config={"temperature": config.temperature}
+            )
+            saved = (
+                submit_checkpoint(client, f"{step + 1:06d}", {"batch": step + 1})
+                if is_due(step + 1, config.save_every) and step + 1 < len(dataset)
+                else None
+            )
+            row |= {"optim/lr": adam.learning_rate, "optim/num_updates": 1, **metrics, **trained.metrics}
+            run.log_metrics(row | compute_kl_sample_train(data_D, trained.logprobs_D), step)
+            if saved is not None:
+                await saved.record(run.path)
+        final = await evaluator(await client.save_weights_and_get_sampling_client())
+        run.log_metrics({"progress": 1.0, **final}, len(dataset))
+        await save_final_checkpoint(client, run.path, start=start, num_batches=len(dataset))
+
+
+def test_on_policy_it_is_the_flat_loop_in_every_metric_and_to_the_bit(config: DistillationConfig) -> None:
+    asyncio.run(train(config))
+    flat = replace(config, log_path=f"{config.log_path}-flat")
+    with recording.open_service(flat.log_path) as service:
+        asyncio.run(flat_loop(flat, service))
+    assert rows(config.log_path) == rows(flat.log_path)
+    assert weights(config.log_path) == weights(flat.log_path)
+    assert checkpoints(config.log_path) == checkpoints(flat.log_path) == [("000002", 2), ("000004", 4), ("final", 6)]
+
+
+def test_the_student_comes_nearer_to_its_teacher(config: DistillationConfig) -> None:
+    asyncio.run(train(replace(config, num_epochs=12, group_size=8, eval_every=99, save_every=0)))
+    found = [row["test/teacher_kl"] for row in rows(config.log_path) if "test/teacher_kl" in row]
+    assert found[-1] < found[0] / 2
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_run_that_is_stopped_and_resumed_is_the_run_that_would_have_been(
+    config: DistillationConfig, depth: int
+) -> None:
+    whole = replace(config, max_steps_off_policy=depth, num_substeps=2, log_path=f"{config.log_path}-whole")
+    asyncio.run(train(whole))
+    assert [row["lag"] for row in rows(whole.log_path)[:-1]] == [min(step, depth) for step in range(NUM_STEPS)]
+
+    @stage
+    def stops(step: int) -> None:
+        if step == 3:
+            raise ValueError("stopped")
+
+    stopped = replace(whole, log_path=config.log_path)
+    with pytest.raises(StageFailed, match="stage 'stops'"):
+        asyncio.run(train(stopped, DISTILLATION.insert_after("log_step", stops)))
+    asyncio.run(train(stopped))
+    assert rows(stopped.log_path) == rows(whole.log_path)
+    assert weights(stopped.log_path) == weights(whole.log_path)
+
+
+def test_several_datasets_have_each_their_own_teacher(config: DistillationConfig) -> None:
+    @stage(writes="sources")
+    def choose_two(dataset: str, renderer: Renderer, num_epochs: int) -> list[DistillationDatasetConfig]:
+        prompts = partial(PromptOnlyDatasetBuilder, source=dataset, renderer=renderer, num_epochs=num_epochs)
+        return [
+            DistillationDatasetConfig(
+                dataset_builder=prompts(groups_per_batch=number, group_size=2, test_size=3),
+                teacher_config=TeacherConfig(base_model=f"any/teacher-{number}"),
+                groups_per_batch=number,
+            )
+            for number in (1, 2)
+        ]
+
+    workflow = DISTILLATION.replace("choose_sources", choose_two).remove("choose_prompt_batching")
+    workflow = workflow.remove("choose_teacher")
+
+    @dataclass(frozen=True, kw_only=True)
+    class TwoConfig(RunConfig):
+        dataset: str
+        model_name: str = "any/model"
+        num_epochs: int = 1
+        max_tokens: int = 3
+        max_steps: int = 2
+        max_steps_off_policy: int = 0
+        learning_rate: float = 0.5
+        eval_every: int = 1
+
+    two = TwoConfig(dataset=config.dataset, log_path=config.log_path)
+    asyncio.run(train(two, workflow))
+    found = rows(two.log_path)
+    per_teacher = {f"{where}teacher_kl/dataset_{index}" for where in ("", "test/") for index in (0, 1)}
+    assert all(per_teacher <= set(row) for row in found[:-1])
+    weighted = (found[0]["teacher_kl/dataset_0"] + 2 * found[0]["teacher_kl/dataset_1"]) / 3
+    assert found[0]["teacher_kl"] == pytest.approx(weighted, rel=0.5)
+
+
+def test_every_event_is_emitted_as_often_as_it_happens(config: DistillationConfig) -> None:
+    asyncio.run(train(config))
+    events = load(config.log_path).events
+    counted = Counter(event.name for event in events if not event.name.startswith(("stage.", "run.", "workflow.")))
+    assert counted == {
+        "dataset.load": 1, "distillation.step": NUM_STEPS, "training.epoch": 2, "training.checkpoint": 3,
+        "eval.complete": 4, "model.registered": 1,
+    }  # fmt: skip
+    fields = {"loss", "teacher_kl", "teacher_kl_dataset_0"}
+    assert all(set(event.values) == fields for event in events if event.name == "distillation.step")
+
+
+# ---- off-policy ------------------------------------------------------------------------------------------------------
+
+
+def off_policy(folder: Path) -> OffPolicyConfig:
+    return OffPolicyConfig(dataset=write_problems(folder / "prompts.jsonl"), log_path=str(folder / "run"))
+
+
+def topk(folder: Path) -> TopKConfig:
+    return TopKConfig(dataset=write_chats(folder / "chats.jsonl"), log_path=str(folder / "run"))
+
+
+def test_off_policy_the_student_learns_what_the_teacher_answers(tmp_path: Path) -> None:
+    config = replace(off_policy(tmp_path), num_epochs=4, teacher_temperature=0.0)
+    asyncio.run(train(config, OFF_POLICY_DISTILLATION))
+    found = rows(config.log_path)
+    assert len(found) == 20
+    assert found[-1]["train_mean_nll"] < found[0]["train_mean_nll"]
+    assert all(row["num_prompts"] == 2 for row in found)
+
+
+def test_off_policy_the_student_learns_what_the_teacher_finds_likeliest(tmp_path: Path) -> None:
+    config = topk(tmp_path)
+    asyncio.run(train(config, TOPK_DISTILLATION))
+    found = rows(config.log_path)
+    assert found[-1]["topk_kl"] < found[0]["topk_kl"]
+    steps = [event for event in load(config.log_path).events if event.name == "distillation.step"]
+    assert [event.values["loss"] for event in steps] == [row["train_mean_nll"] for row in found]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "make"), [(OFF_POLICY_DISTILLATION, off_policy), (TOPK_DISTILLATION, topk)], ids=["answers", "top k"]
+)
+def test_off_policy_a_run_that_is_stopped_and_resumed_is_the_run_that_would_have_been(
+    tmp_path: Path, workflow: Workflow, make: Callable[[Path], OffPolicyConfig | TopKConfig]
+) -> None:
+    config = make(tmp_path)
+    whole = replace(config, log_path=f"{config.log_path}-whole")
+    asyncio.run(train(whole, workflow))
+
+    @stage
+    def stops(step: int) -> None:
+        if step == 4:
+            raise ValueError("stopped")
+
+    with pytest.raises(StageFailed, match="stage 'stops'"):
+        asyncio.run(train(config, workflow.insert_after("optim_step", stops)))
+    asyncio.run(train(config, workflow))
+    assert rows(config.log_path) == rows(whole.log_path)
+    assert weights(config.log_path) == weights(whole.log_path)
