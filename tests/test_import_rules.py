@@ -14,7 +14,18 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # In reading order: a module may import what comes after it, that is, what stands on a line below or to its right.
 LINES = [
-    ["as_tinker", "__main__", "cli", "cli_configs", "cli_interrupts", "chat", "recipes", "fetch"],
+    [
+        "as_tinker",
+        "__main__",
+        "cli",
+        "cli_describe",
+        "cli_runs",
+        "cli_configs",
+        "cli_interrupts",
+        "chat",
+        "recipes",
+        "fetch",
+    ],
     ["tasks", "kitchen"],
     ["distillation", "preference", "rl", "supervised", "evaluators"],
     ["runs", "checkpoints", "run_folder", "tracking", "datasets"],

@@ -4,8 +4,10 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from processes import run_python
-from stovetop.cli import understand
+from stovetop.cli import main, understand
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -22,7 +24,9 @@ def test_the_loop_of_the_readme_runs_and_learns(tmp_path: Path) -> None:
     assert losses[0] > losses[-1]
 
 
-def test_the_commands_of_the_readme_are_commands() -> None:
+def test_the_commands_of_the_readme_are_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "sl_loop", "base_url=recording", "renderer_name=role_colon", "epochs=1"]) == 0  # to go on with
     commands = re.findall(r"(?:^    |`)stovetop (.*?)(?:#.*)?(?:`|$)", README, re.MULTILINE)
     assert len(commands) >= 4
     for command in commands:

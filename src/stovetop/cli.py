@@ -14,19 +14,22 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from stovetop.checkpoints import get_last_checkpoint
-from stovetop.cli_configs import Field, as_flags, config_fields, with_values_of_enums
+from stovetop.cli_configs import as_flags, with_values_of_enums
+from stovetop.cli_describe import RecipeModule, as_json, as_text, checked_workflow, workflow_of
 from stovetop.cli_interrupts import how_to_go_on, interrupted_by_sigterm, output_is_closed, run_interruptibly
+from stovetop.cli_runs import config_to_go_on_with, list_runs, refuse_another_place, stored_run
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.fetch import fetch_model
 from stovetop.model_store import FETCHABLE, find_model
 from stovetop.recipes import RECIPES
 from stovetop.recipes.settings import check_renderer_name
 from stovetop.run_folder import is_run
+from stovetop.runs import check_opening
 from stovetop.tasks import TASKS
 from stovetop.types import SamplingParams
 
@@ -45,8 +48,10 @@ Stovetop trains language models that you own, on this machine.
 
 commands:
   run <recipe> [field=value ...]  run a recipe; the same command again goes on where it stopped
+  resume <run> [field=value ...]  go on with a run, with its own config
+  runs [folder]                   the runs in a folder
   list                            the recipes
-  describe <recipe>               what a recipe does, and the fields of its config
+  describe <recipe>               what a recipe does: its stages, and the fields of its config
   fetch <model>                   bring a model to this machine, once
   chat [model]                    talk to a base model or a checkpoint
   export <checkpoint> <folder>    merge an adapter into its base model, for other programs
@@ -72,7 +77,7 @@ recipes:
 
 options:
   field=value    a field of the recipe's config; --field=value and --field value are the same
-  --dry-run      check all that can be known without the model, print the config, and stop
+  --dry-run      check all that can be known without the model, print the stages and the config, and stop
   --debug        show the traceback of an error
 
 stovetop run <recipe> --help lists the fields. An example:
@@ -111,8 +116,8 @@ def understand(words: Sequence[str]) -> Action:
     """What a command asks for, checked and ready to be carried out."""
     if not words or words[0] in ("-h", "--help"):
         return lambda: print(HELP, end="")
-    commands = {"run": _run, "list": _list, "describe": _describe, "fetch": _fetch, "show": _show, "play": _play}
-    commands |= {"chat": _chat, "export": _export}
+    commands = {"run": _run, "resume": _resume, "runs": _runs, "list": _list, "describe": _describe, "fetch": _fetch}
+    commands |= {"chat": _chat, "export": _export, "show": _show, "play": _play}
     return _entry("command", words[0], commands)(words[1:])
 
 
@@ -139,37 +144,51 @@ def _entry(kind: str, name: str, table: Mapping[str, T]) -> T:
 # ---- run -----------------------------------------------------------------------------------------------------------
 
 
-class RecipeModule(Protocol):
-    """What the module of a recipe has. It may have `check(config)` too, for `--dry-run`, which refuses what can be
-    known to be wrong without a model and without writing anything."""
-
-    Config: type["DataclassInstance"]
-    main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
-
-
 def _run(words: Sequence[str]) -> Action:
     if not words or words[0] in ("-h", "--help"):
         recipes = "\n".join(f"  {name:<18}{recipe.summary}" for name, recipe in RECIPES.items())
         return lambda: print(RUN_HELP.format(recipes=recipes), end="")
 
+    recipe = load_recipe(words[0])
+    config = _config_of(recipe, words[1:], f"stovetop run {words[0]}")
+    if "--dry-run" in words:
+        return _dry_run(recipe, config)
+    _check_workflow(recipe, config)
+    return lambda: run_interruptibly(recipe.main(config))
+
+
+def _config_of(
+    recipe: RecipeModule, words: Sequence[str], prog: str, default: "DataclassInstance | None" = None
+) -> "DataclassInstance":
+    """The config that these words say; a field that they do not name has the value of `default`."""
     import tyro
 
-    recipe = load_recipe(words[0])
-    dry_run = "--dry-run" in words
     fields = {field.name for field in dataclasses.fields(recipe.Config)}
     config = tyro.cli(
         recipe.Config,
-        prog=f"stovetop run {words[0]}",
+        prog=prog,
         description=f"{inspect.getdoc(recipe)}\n\nfield=value is the same as --field value; --dry-run only checks.",
-        args=with_values_of_enums(as_flags([word for word in words[1:] if word != "--dry-run"], fields), recipe.Config),
+        args=with_values_of_enums(as_flags([word for word in words if word != "--dry-run"], fields), recipe.Config),
         config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
         use_underscores=True,
+        default=default,
     )
-    if dry_run:
-        if (check := vars(recipe).get("check")) is not None:
-            check(config)
-        return lambda: _show_config(config)
-    return lambda: run_interruptibly(recipe.main(config))
+    assert config is not None
+    return config
+
+
+def _check_workflow(recipe: RecipeModule, config: "DataclassInstance") -> None:
+    """Raises every problem that the recipe's workflow has with this config; a flat loop has none."""
+    checked = checked_workflow(recipe, config)
+    if checked is not None:
+        checked.raise_problems()
+
+
+def _dry_run(recipe: RecipeModule, config: "DataclassInstance") -> Action:
+    _check_workflow(recipe, config)
+    if (check := vars(recipe).get("check")) is not None:
+        check(config)
+    return lambda: _show_what_would_run(recipe, config)
 
 
 def load_recipe(name: str) -> RecipeModule:
@@ -177,10 +196,58 @@ def load_recipe(name: str) -> RecipeModule:
     return cast(RecipeModule, importlib.import_module(recipe.module))
 
 
-def _show_config(config: "DataclassInstance") -> None:
+def _show_what_would_run(recipe: RecipeModule, config: "DataclassInstance") -> None:
     print("The config is valid, as far as can be known without the model. Nothing was run or written.")
     for field in dataclasses.fields(config):
         print(f"  {field.name}={getattr(config, field.name)}")
+    if (workflow := workflow_of(recipe)) is not None:
+        print(f"The stages: {', '.join(place.stage.name for place in workflow.stages)}.")
+
+
+# ---- resume, runs --------------------------------------------------------------------------------------------------
+
+
+def _resume(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop resume",
+        description="Goes on with a run from its last checkpoint, with the config that it was begun with.",
+        epilog="A field may be given another value where that does not change what is learnt; stovetop describe says\n"
+        "for which that is so. What else is wanted is a new run: load_checkpoint_path says where it starts.",
+        usage="stovetop resume <run> [--field value | field=value ...] [--dry-run] [--debug]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", help="its folder, such as runs/sl_basic")
+    run = parser.parse_args(words[:1]).run
+    name, stored = stored_run(run)
+    recipe = load_recipe(name)
+    own = config_to_go_on_with(stored, recipe.Config)
+    config = _config_of(recipe, words[1:], f"stovetop resume {run}", own)
+    refuse_another_place(config, stored)
+    if "--dry-run" in words:
+        return _dry_run(recipe, config)
+    check_opening(stored.path, config)
+    _check_workflow(recipe, config)
+    return lambda: run_interruptibly(recipe.main(config))
+
+
+def _runs(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser("stovetop runs", description="The runs in a folder, and in those within it.")
+    parser.add_argument("folder", nargs="?", default="runs", help="where they are (default: runs)")
+    parser.add_argument("--json", action="store_true", help="for programs: a list of objects with the same columns")
+    options = parser.parse_args(words)
+    if not Path(options.folder).is_dir():
+        raise InvalidRequest(f"there is no such folder: {options.folder!r}")
+    return lambda: _show_runs(Path(options.folder), as_json=options.json)
+
+
+def _show_runs(folder: Path, *, as_json: bool) -> None:
+    rows = [run._asdict() for run in list_runs(folder)]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    elif rows:
+        _print_table(rows)
+    else:
+        print(f"no runs in {folder}")
 
 
 # ---- list, describe, fetch -----------------------------------------------------------------------------------------
@@ -196,29 +263,15 @@ def _list(words: Sequence[str]) -> Action:
 
 
 def _describe(words: Sequence[str]) -> Action:
-    parser = argparse.ArgumentParser("stovetop describe", description="What a recipe does, and its config.")
+    parser = argparse.ArgumentParser("stovetop describe", description="What a recipe does: its stages and its config.")
     parser.add_argument("recipe", help=f"one of: {', '.join(RECIPES)}")
-    parser.add_argument("--json", action="store_true", help="for programs: one object with description and fields")
+    parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
     options = parser.parse_args(words)
     recipe = load_recipe(options.recipe)
-    description = inspect.getdoc(recipe) or ""
-    fields = config_fields(recipe.Config)
     if options.json:
-        rows = [field._asdict() for field in fields]
-        return lambda: print(json.dumps({"description": description, "fields": rows}, indent=1))
-    rows = [{"field": field.name, "default": field.default, "meaning": _meaning(field)} for field in fields]
-    changes = [
-        field.name + (f" ({field.may_change})" if field.may_change != "always" else "")
-        for field in fields
-        if field.may_change
-    ]
-    below = f"A run that goes on may have another value of: {', '.join(changes)}.\n" if changes else ""
-    return lambda: _print_table(rows, above=f"{description}\n", below=below)
-
-
-def _meaning(field: Field) -> str:
-    """With what is accepted, where that is a choice or a range."""
-    return "; ".join(part for part in (field.meaning, field.accepts) if part)
+        described = as_json(options.recipe.replace("-", "_"), recipe)
+        return lambda: print(json.dumps(described, indent=1))
+    return lambda: print(as_text(recipe))
 
 
 def _fetch(words: Sequence[str]) -> Action:
@@ -425,7 +478,7 @@ def _show_chats(options: argparse.Namespace, train_on_what: "TrainOnWhat") -> No
         print()
 
 
-def _print_table(rows: Sequence[Mapping[str, str]], above: str = "", below: str = "") -> None:
+def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -435,6 +488,4 @@ def _print_table(rows: Sequence[Mapping[str, str]], above: str = "", below: str 
     table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*map(escape, row.values()))
-    print(above, end="")
     Console().print(table)
-    print(below, end="")

@@ -82,7 +82,9 @@ class Field(NamedTuple):
 
 def config_fields(config: "type[DataclassInstance]") -> list[Field]:
     """The meaning of a field is the comment on its line; what it takes, the rule in its annotation."""
-    comments = dict(re.findall(r"^    (\w+): .*  # (.+)$", inspect.getsource(config), re.MULTILINE))
+    comments: dict[str, str] = {}
+    for kind in reversed([each for each in config.__mro__ if dataclasses.is_dataclass(each)]):
+        comments |= dict(re.findall(r"^    (\w+): .*  # (.+)$", inspect.getsource(kind), re.MULTILINE))
     hints = get_type_hints(config, include_extras=True)
     changeable = changeable_fields(config)
     return [
@@ -108,7 +110,7 @@ def _type_text(hint: Any) -> str:
         return _type_text(get_args(hint)[0])
     if type(None) in get_args(hint):
         return " | ".join("None" if each is type(None) else _type_text(each) for each in get_args(hint))
-    return inspect.formatannotation(hint)
+    return hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else inspect.formatannotation(hint)
 
 
 def _accepted(hint: Any) -> str:

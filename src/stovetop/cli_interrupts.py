@@ -88,7 +88,7 @@ def output_is_closed() -> bool:
 
 def how_to_go_on(words: Sequence[str]) -> str:
     """What is said after an interrupt. A run goes on when its command is repeated, unless that says to delete it."""
-    if not words or words[0] != "run":
+    if not words or words[0] not in ("run", "resume"):
         return "Interrupted."
     again = list(words)
     if any(word.lstrip("-").replace("-", "_").startswith("behavior_if_exists") for word in words):

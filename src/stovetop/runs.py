@@ -5,6 +5,7 @@
     metrics.jsonl       one row a step
     events.jsonl        everything else that happened
     checkpoints.jsonl   written by `checkpoints.py`
+    workflow.json       the stages of the workflow that ran last, if one did: `kitchen/workflow.py`
     code.diff           what differed from the last commit when the run was begun, if git was there
     logs.log            the package's words
 
@@ -103,9 +104,9 @@ def _stored_settings(path: Path, content: Content) -> "Settings | None":
     """What a run was begun with; None where there is none to go on with."""
     match content:
         case Content.RUN:
-            return _read_config(path).config
+            return read_config(path).config
         case Content.STARTED if (path / CONFIG_FILE).is_file():
-            return _read_config(path).config
+            return read_config(path).config
         case _:
             return None
 
@@ -141,16 +142,33 @@ def _reason(name: str, changeable: Mapping[str, object]) -> str:
     return f" (it may change {changeable[name]} only)" if name in changeable else ""
 
 
-class _StoredConfig(NamedTuple):
+class StoredConfig(NamedTuple):
+    """What a run was begun with."""
+
+    path: Path  # of the run
     config_class: str  # "module:name"
     config: "Settings"
+
+    def config_as(self, config_class: type[ConfigT]) -> ConfigT:
+        """The config as a value again, checked field by field."""
+        from pydantic import TypeAdapter, ValidationError
+
+        names = [field.name for field in fields(config_class)]
+        for name in self.config:
+            if name not in names:
+                raise UnknownName(f"field of {config_class.__name__}", name, names, hint=str(self.path))
+        try:
+            return TypeAdapter(config_class).validate_python(dict(self.config))
+        except ValidationError as error:
+            raise InvalidRequest(f"the config of {self.path} is no {config_class.__name__}: {error}") from error
 
 
 def _config_json(config_class: "type[DataclassInstance]", settings: "Settings") -> bytes:
     return json.dumps({"class": class_path(config_class), "config": settings}, indent=1).encode()
 
 
-def _read_config(path: Path) -> _StoredConfig:
+def read_config(path: Path) -> StoredConfig:
+    """That of the run in this directory; its rows and events are not read."""
     file = path / CONFIG_FILE
     try:
         text = file.read_bytes()
@@ -166,7 +184,7 @@ def _read_config(path: Path) -> _StoredConfig:
             f'{file}, line 1: a run\'s config is {{"class": "module:name", "config": {{...}}}}; restore it, or begin '
             f"another run. It holds: {text[:80]!r}"
         )
-    return _StoredConfig(config_class, cast("Settings", config))
+    return StoredConfig(path, config_class, cast("Settings", config))
 
 
 def _git_diff() -> bytes | None:
@@ -344,22 +362,13 @@ class RunRecord:
 
     def config_as(self, config_class: type[ConfigT]) -> ConfigT:
         """The config as a value again, checked field by field."""
-        from pydantic import TypeAdapter, ValidationError
-
-        names = [field.name for field in fields(config_class)]
-        for name in self.config:
-            if name not in names:
-                raise UnknownName(f"field of {config_class.__name__}", name, names, hint=str(self.path))
-        try:
-            return TypeAdapter(config_class).validate_python(dict(self.config))
-        except ValidationError as error:
-            raise InvalidRequest(f"the config of {self.path} is no {config_class.__name__}: {error}") from error
+        return StoredConfig(self.path, self.config_class, self.config).config_as(config_class)
 
 
 def load(path: str | Path) -> RunRecord:
     """The record of the run in this directory, which may still be running."""
     path = Path(path).expanduser().resolve()
-    stored = _read_config(path)
+    stored = read_config(path)
     metrics = parse_rows(path / METRICS_FILE, metrics_from_row)
     return RunRecord(path, stored.config, stored.config_class, metrics, _read_events(path))
 

@@ -4,7 +4,7 @@ exact, and a run that is stopped and resumed is the run that would have been, ho
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -43,8 +43,9 @@ async def train(config: RLConfig, workflow: Workflow = REINFORCEMENT) -> Sequenc
 def test_on_policy_it_is_the_flat_loop_in_every_metric_and_to_the_bit(config: RLConfig) -> None:
     config = replace(config, remove_constant_reward_groups=True)
     asyncio.run(train(config))
-    fields = {name: value for name, value in asdict(config).items() if name != "max_steps_off_policy"}
-    flat = rl_loop.Config(**{**fields, "log_path": f"{config.log_path}-flat"})
+    own = asdict(config).items()
+    both = {name: value for name, value in own if name in {field.name for field in fields(rl_loop.Config)}}
+    flat = rl_loop.Config(**{**both, "log_path": f"{config.log_path}-flat"})
     with recording.open_service(flat.log_path) as service:
         asyncio.run(rl_loop.train(flat, service))
     flat_rows = rows(flat.log_path)

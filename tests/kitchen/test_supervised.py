@@ -3,7 +3,7 @@ run that would have been."""
 
 import asyncio
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -58,7 +58,9 @@ def checkpoints(log_path: str) -> list[tuple[str, int | None]]:
 
 def test_it_is_the_flat_loop_row_by_row_and_to_the_bit(config: SupervisedConfig) -> None:
     asyncio.run(train(config))
-    flat = sl_loop.Config(**{**asdict(config), "log_path": f"{config.log_path}-flat"})
+    own = asdict(config).items()
+    shared = {name: value for name, value in own if name in {field.name for field in fields(sl_loop.Config)}}
+    flat = sl_loop.Config(**{**shared, "log_path": f"{config.log_path}-flat"})
     with recording.open_service(flat.log_path) as service:
         asyncio.run(sl_loop.train(flat, service))
     assert rows(config.log_path) == rows(flat.log_path)

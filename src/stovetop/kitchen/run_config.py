@@ -2,7 +2,9 @@
 runs."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
+from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists
 from stovetop.tracking.configs import MAY_CHANGE
 
@@ -14,3 +16,17 @@ class RunConfig:
     log_path: str = field(metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
+    device: str | None = None  # of an engine in this process, as the next three; None: its default
+    dtype: Literal["float32", "bfloat16"] | None = None  # of the base weights
+    deterministic: bool | None = None  # sampler and trainer agree to the bit; True: refused where they cannot
+    threads: Annotated[int, Whole(1, 1024)] | None = field(default=None, metadata=MAY_CHANGE)  # to compute with
+
+    def engine_options(self) -> dict[str, Any]:
+        """Those that are set, as keywords of `stovetop.ServiceClient`."""
+        options = {
+            "device": self.device,
+            "dtype": self.dtype,
+            "deterministic": self.deterministic,
+            "threads": self.threads,
+        }
+        return {name: value for name, value in options.items() if value is not None}

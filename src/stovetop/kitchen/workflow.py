@@ -7,19 +7,24 @@ loop writes belongs to its item, and is gone when the item leaves the loop.
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
+from stovetop.durable import write_file
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen.annotations import UNKNOWN
 from stovetop.kitchen.check import Checked, check
 from stovetop.kitchen.nodes import Loop, Node, Placed, Station, When, check_kinds, placed
 from stovetop.kitchen.run import Runner
 from stovetop.kitchen.stage import AnyStage, Stage
+from stovetop.runs import Run
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+WORKFLOW_FILE = "workflow.json"  # in the run
 
 
 @dataclass(frozen=True, init=False)
@@ -58,9 +63,14 @@ class Workflow:
 
         Problems are raised together, as one InvalidRequest, before anything runs; then the first failure is raised,
         what a stage raises as a StageFailed. Events go to the port `run`, if there is one. A run resumes because its
-        directory says so: the set-up stages run again, and say where the loop begins.
+        directory says so: the set-up stages run again, and say where the loop begins. `workflow.json` in there is what
+        `describe` says of the workflow that ran last.
         """
         self.check(config, ports).raise_problems()
+        run = ports.get("run")
+        if isinstance(run, Run):
+            described = json.dumps(dataclasses.asdict(self.describe()), indent=1)
+            write_file(run.path / WORKFLOW_FILE, described.encode())
         given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | ports
         return await Runner(self.name, self.stages, given).run(self.loop)
 

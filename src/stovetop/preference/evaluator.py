@@ -1,13 +1,16 @@
-"""How often a policy's answers are preferred to reference answers. When an evaluator runs, and what else it may be,
-is in evaluators.
+"""How often a policy's answers are preferred to reference answers, and what a loss on pairs says of held-out ones. When
+an evaluator runs, and what else it may be, is in evaluators.
+
+Shape suffix: `D` datums, a chosen answer at every even index and the rejected one behind it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stovetop.client import SamplingClient
+from stovetop.client import SamplingClient, TrainingClient
 from stovetop.completers import SamplingMessageCompleter
 from stovetop.concurrency import map_together, together
 from stovetop.errors import InvalidRequest
@@ -15,6 +18,30 @@ from stovetop.preference.reward_model import PreferenceModel, checked_score
 from stovetop.preference.types import Comparison
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Content
+from stovetop.supervised.logprobs import Logprobs
+from stovetop.types import Datum
+
+if TYPE_CHECKING:
+    from stovetop.preference.losses import PreferenceLoss  # torch
+
+
+@dataclass(frozen=True, slots=True)
+class PairsEvaluator:
+    """A TrainingClientEvaluator: the loss of held-out pairs and its metrics, as `<name>/dpo_loss`, `<name>/accuracy`
+    and so on. `reference_logprobs_D` are those of the same data, None for a loss that needs none."""
+
+    data_D: Sequence[Datum]
+    loss: "PreferenceLoss"
+    reference_logprobs_D: Sequence[Logprobs] | None
+    name: str = "test"
+
+    async def __call__(self, client: TrainingClient) -> dict[str, float]:
+        from stovetop.preference.losses import preference_loss_fn
+
+        output = await client.forward(list(self.data_D), "cross_entropy")
+        logprobs_D = [outputs["logprobs"].to_torch() for outputs in output.loss_fn_outputs]
+        _, metrics = preference_loss_fn(self.loss, self.reference_logprobs_D)(list(self.data_D), logprobs_D)
+        return {f"{self.name}/{name}": value for name, value in metrics.items()}
 
 
 @dataclass(frozen=True, slots=True)

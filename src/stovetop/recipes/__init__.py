@@ -13,5 +13,8 @@ class Recipe(NamedTuple):
 RECIPES = {
     "sl_loop": Recipe("stovetop.recipes.sl_loop", "Supervised fine-tuning on chats, in one flat loop"),
     "rl_loop": Recipe("stovetop.recipes.rl_loop", "Reinforcement learning on checkable answers, likewise"),
+    "sl_basic": Recipe("stovetop.recipes.sl_basic", "Supervised fine-tuning on chats, as a workflow"),
+    "rl_basic": Recipe("stovetop.recipes.rl_basic", "Reinforcement learning on school mathematics, as a workflow"),
+    "dpo": Recipe("stovetop.recipes.dpo", "Direct preference optimization on pairs of answers, as a workflow"),
     "sort_digits_demo": Recipe("stovetop.recipes.sort_digits_demo", "Sorting digits: supervised, then by reward"),
 }

@@ -17,6 +17,7 @@ Count = Annotated[int, Whole(0)]  # of what there may be none of; for cadences, 
 LearningRate = Annotated[float, number(at_least=0)]
 Beta = Annotated[float, number(at_least=0, below=1)]  # of Adam
 Epsilon = Annotated[float, number(at_least=0)]
+NotNegative = Annotated[float, number(at_least=0)]
 Temperature = Annotated[float, number(above=0)]  # of answers that are trained on
 
 
@@ -29,6 +30,12 @@ def check_renderer_name(name: str | None) -> None:
 def check_at_most(name: str, value: int, limit: int, of_what: str) -> None:
     if value > limit:
         raise InvalidRequest(f"{name} must be at most {limit}, the number of {of_what}: {value}")
+
+
+def check_num_steps(num: int, batch_size: int, num_epochs: int, max_steps: int | None, warmup_steps: int) -> None:
+    """Refuses a warm-up that is longer than a run on `num` chats, problems or pairs."""
+    num_steps = -(-num // batch_size) * num_epochs
+    check_at_most("warmup_steps", warmup_steps, min(num_steps, max_steps or num_steps), "steps")
 
 
 def check_weights(base_url: str | None, model_name: str, load_checkpoint_path: str | None = None) -> None:

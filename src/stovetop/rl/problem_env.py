@@ -2,7 +2,7 @@
 right answer is, a `Problem` says; problems live in tasks and in files.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, Protocol, assert_never, cast
@@ -221,18 +221,18 @@ def problem_builders(
         partial(ProblemEnv, problem, renderer, convo_prefix, format_coef=0.0, truncated="wrong")
         for problem, convo_prefix in problems
     ]
-    if max_prompt_tokens is not None:
-        for thunk in thunks:
-            _refuse_long_prompt(thunk(), max_prompt_tokens)
+    refuse_long_prompts([thunk() for thunk in thunks], max_prompt_tokens)
     return [ProblemGroupBuilder(thunk, group_size, dataset_name) for thunk in thunks]
 
 
-def _refuse_long_prompt(env: ProblemEnv, max_prompt_tokens: int) -> None:
-    if (num_tokens := env.prompt().length) > max_prompt_tokens:
-        raise InvalidRequest(
-            f"the prompt of a problem has {num_tokens} tokens, and the model's context leaves {max_prompt_tokens} "
-            f"beside max_tokens; leave its row out, or lower max_tokens: {env.problem.get_question()[:60]!r}"
-        )
+def refuse_long_prompts(envs: Iterable[ProblemEnv], max_prompt_tokens: int | None) -> None:
+    """Refuses a problem that leaves no room for an answer; None is no limit."""
+    for env in envs:
+        if max_prompt_tokens is not None and (num_tokens := env.prompt().length) > max_prompt_tokens:
+            raise InvalidRequest(
+                f"the prompt of a problem has {num_tokens} tokens, and the model's context leaves {max_prompt_tokens} "
+                f"beside max_tokens; leave its row out, or lower max_tokens: {env.problem.get_question()[:60]!r}"
+            )
 
 
 def _problem_of_row(row: Mapping[str, object], where: str) -> PosedProblem:

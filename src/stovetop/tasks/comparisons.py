@@ -5,10 +5,11 @@ A parser returns None for a row that is no comparison; it is then left out and c
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from stovetop.datasets import Row
-from stovetop.preference.datasets import ComparisonDatasetBuilderFromRows
+from stovetop.preference.datasets import ComparisonDatasetBuilderFromRows, comparisons_from_jsonl
 from stovetop.preference.types import Comparison, Label, LabeledComparison
 from stovetop.renderers.messages import Message, Role
 
@@ -42,6 +43,25 @@ def ultrafeedback(
     return ComparisonDatasetBuilderFromRows(
         source=source, example_to_labeled_comparison=parse_ultrafeedback, test_size=test_size, shuffle_seed=0
     )
+
+
+COMPARISONS: dict[str, Callable[..., ComparisonDatasetBuilderFromRows]] = {
+    "hhh": hhh,
+    "helpsteer3": helpsteer3,
+    "ultrafeedback": ultrafeedback,
+}
+
+
+def comparisons_of(dataset: str, test_dataset: str | None, test_size: int) -> ComparisonDatasetBuilderFromRows:
+    """A data set of the table by its name, its sample (`sample:hhh`), or rows of `prompt`, `chosen` and `rejected`.
+    Held out are those of `test_dataset`, whose rows have the same form; or of a test split that a published data set
+    has; or `test_size`."""
+    named = COMPARISONS.get(dataset.removeprefix("sample:"))
+    if named is None:
+        return comparisons_from_jsonl(dataset, test_dataset, test_size=test_size)
+    sources = (dataset,) if dataset.startswith("sample:") else ()
+    builder = named(*sources, test_size=test_size)
+    return builder if test_dataset is None else replace(builder, test_source=test_dataset, test_split=None)
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from stovetop.datasets import load_rows
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
-from stovetop.rl.problem_env import ProblemDataset, ProblemEnv, ProblemGroupBuilder
+from stovetop.rl.problem_env import ProblemDataset, ProblemEnv, ProblemGroupBuilder, refuse_long_prompts
 from stovetop.tasks.math_grading import Grade, extract_boxed, extract_gsm_answer, grade_here
 
 NAME = "math"
@@ -79,14 +79,15 @@ def builders(
     *,
     few_shot: bool = False,
     dataset_name: str = NAME,
+    max_prompt_tokens: int | None = None,
 ) -> list[ProblemGroupBuilder]:
-    """A group builder for each row; with `few_shot` each chat begins with a solved example."""
+    """A group builder for each row; with `few_shot` each chat begins with a solved example. A prompt of more than
+    `max_prompt_tokens`, what the model's context leaves beside an answer, is refused."""
     problems = [problem_of_row(row, grade, f"row {index}") for index, row in enumerate(rows)]
     prefix = FEW_SHOT if few_shot else ()
-    return [
-        ProblemGroupBuilder(partial(ProblemEnv, problem, renderer, prefix, slow_checks=True), group_size, dataset_name)
-        for problem in problems
-    ]
+    thunks = [partial(ProblemEnv, problem, renderer, prefix, slow_checks=True) for problem in problems]
+    refuse_long_prompts([thunk() for thunk in thunks], max_prompt_tokens)
+    return [ProblemGroupBuilder(thunk, group_size, dataset_name) for thunk in thunks]
 
 
 def dataset(

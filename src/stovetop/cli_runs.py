@@ -1,0 +1,94 @@
+"""Runs that are there already: which recipe one belongs to and the config that it goes on with, and the list of those
+in a folder."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from stovetop.checkpoints import get_last_checkpoint
+from stovetop.durable import parse_rows
+from stovetop.errors import InvalidRequest, StovetopError
+from stovetop.recipes import RECIPES
+from stovetop.run_folder import MARK_FILE, METRICS_FILE, is_run
+from stovetop.runs import StoredConfig, read_config
+from stovetop.tracking.events import step_of_row
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DEPTH = 3  # how many folders down runs are looked for
+
+
+def recipe_of(config_class: str) -> str | None:
+    """The name of the recipe with this config, "module:name"."""
+    classes = {f"{recipe.module}:Config": name for name, recipe in RECIPES.items()}
+    return classes.get(config_class)
+
+
+def stored_run(path: str) -> tuple[str, StoredConfig]:
+    """The recipe of the run in this folder, by name, and its config as it is stored."""
+    folder = Path(path).expanduser().resolve()
+    if not is_run(folder):
+        raise InvalidRequest(f"there is no run in this folder; stovetop runs lists those in runs/: {path!r}")
+    stored = read_config(folder)
+    name = recipe_of(stored.config_class)
+    if name is None:
+        raise InvalidRequest(
+            f"this run was begun by a program of its own, with {stored.config_class}; run that again, it goes on by "
+            f"itself: {folder}"
+        )
+    return name, stored
+
+
+def config_to_go_on_with(stored: StoredConfig, config_class: "type[DataclassInstance]") -> "DataclassInstance":
+    """The config of a run as a value, with the folder where it is now: it may have been moved."""
+    config = stored.config_as(config_class)
+    is_there = Path(str(stored.config.get("log_path"))).expanduser().resolve() == stored.path
+    return replace(config, behavior_if_exists="resume", **({} if is_there else {"log_path": str(stored.path)}))
+
+
+def refuse_another_place(config: "DataclassInstance", stored: StoredConfig) -> None:
+    """Of a run that goes on: it does so where it is."""
+    place, behavior = (str(getattr(config, name)) for name in ("log_path", "behavior_if_exists"))
+    if Path(place).expanduser().resolve() != stored.path or behavior != "resume":
+        raise InvalidRequest(
+            f"resume goes on with a run where it is; leave log_path and behavior_if_exists out, or use stovetop run: "
+            f"log_path={place} behavior_if_exists={behavior}"
+        )
+
+
+# ---- the list --------------------------------------------------------------------------------------------------------
+
+
+class ListedRun(NamedTuple):
+    recipe: str  # "" where it is no recipe's
+    state: str  # "complete", "not complete"
+    last_step: str  # of its last row; "" where it has none
+    run: str  # its folder
+
+
+def list_runs(folder: Path) -> Iterator[ListedRun]:
+    """The runs in a folder, and in those up to DEPTH below it, in the order of their paths."""
+    for path in sorted(_folders(folder, DEPTH)):
+        if (path / MARK_FILE).is_file():
+            yield _listed(path)
+
+
+def _folders(folder: Path, depth: int) -> Iterable[Path]:
+    yield folder
+    if depth > 0 and folder.is_dir():
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield from _folders(entry, depth - 1)
+
+
+def _listed(path: Path) -> ListedRun:
+    try:
+        recipe = recipe_of(read_config(path).config_class) or ""
+    except StovetopError:  # a folder of several runs has no config of its own
+        recipe = ""
+    steps = parse_rows(path / METRICS_FILE, step_of_row)
+    last = get_last_checkpoint(path)
+    state = "complete" if last is not None and last.final else "not complete"
+    return ListedRun(recipe, state, str(steps[-1]) if steps else "", str(path))

@@ -1,0 +1,148 @@
+"""Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290): pairs of a better and a worse answer in, a
+model that prefers as they do out. The workflow PREFERENCE with its own data, and with held-out pairs measured.
+
+    stovetop run dpo                                                    helpful and harmless, and a model from the hub
+    stovetop run dpo model=smollm2 dataset=sample:hhh batch_size=2      without a network
+
+`tests/kitchen/test_preference.py` has the same as one flat loop. `dataset=sample:helpsteer3` and `sample:ultrafeedback`
+have the other two forms of rows. A resumed run keeps the reference that it began with.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.client import SamplingClient, ServiceClient
+from stovetop.kitchen import RunConfig, When, stage
+from stovetop.kitchen.stages.evaluation import Evaluators, evaluate, evaluate_at_end, evaluates, evaluates_at_end
+from stovetop.kitchen.workflows import PREFERENCE
+from stovetop.lr_schedules import LRSchedule
+from stovetop.preference.datasets import LabeledComparisons, comparison_to_pair
+from stovetop.preference.evaluator import PairsEvaluator
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    NotNegative,
+    Positive,
+    check_at_most,
+    check_num_steps,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.renderers.base import Renderer
+from stovetop.rules import Whole, number
+from stovetop.runs import Run, check_opening, open_run
+from stovetop.supervised.logprobs import compute_reference_logprobs
+from stovetop.tasks.comparisons import comparisons_of
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+if TYPE_CHECKING:
+    from stovetop.preference.losses import PreferenceLoss  # torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    dataset: str = "hhh"  # or helpsteer3, ultrafeedback, sample:hhh; FILE.jsonl with prompt, chosen and rejected
+    test_dataset: str | None = None  # held-out rows of the same form; None: a test split, or test_size of the dataset
+    test_size: Count = 1024  # comparisons held out of a dataset that has no test split, half of them at most; 0: none
+    model_name: str = "meta-llama/Llama-3.2-1B"  # a folder, a fetched model, or a name on the hub
+    log_path: str = field(default="runs/dpo", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    reference_model_name: str | None = None  # what the policy is measured against; None: the weights it starts from
+    renderer_name: str | None = None  # None: the one recommended for the model
+    max_length: Annotated[int, Whole(2)] | None = 8192  # tokens of a prompt with an answer; what is over is cut off
+    dpo_beta: Annotated[float, number(above=0)] = 0.1  # how strongly the policy is held to the reference
+    learning_rate: LearningRate = 1e-5  # at the first step
+    lr_schedule: LRSchedule = "linear"
+    warmup_steps: Count = 0
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    batch_size: Positive = 256  # comparisons a step; the last step of an epoch may have fewer
+    lora_rank: Rank = 32
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter and the order
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.95
+    adam_eps: Epsilon = 1e-8
+    weight_decay: NotNegative = 0.0
+    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    eval_every: Count = field(default=10, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+
+
+@stage(writes="comparisons")
+def load_named_comparisons(
+    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0
+) -> LabeledComparisons:
+    """The comparisons to train on, of a named data set or of a file, and those held out."""
+    loaded = comparisons_of(dataset, test_dataset, test_size).get_labeled_comparisons()
+    numbers = {"num_train": len(loaded.train), "num_test": len(loaded.test), "num_skipped": loaded.num_skipped}
+    run.emit("dataset.load", dataset=dataset, **numbers)
+    return loaded
+
+
+@stage(writes="evaluators")
+async def make_pairs_evaluator(
+    comparisons: LabeledComparisons,
+    renderer: Renderer,
+    reference: SamplingClient,
+    preference_loss: "PreferenceLoss",
+    max_length: int | None = None,
+) -> Evaluators:
+    """The loss of the pairs that are held out, if there are any, against the same reference."""
+    pairs = [comparison_to_pair(each, renderer, max_length) for each in comparisons.test]
+    test_D = list(chain.from_iterable(pairs))
+    if not test_D:
+        return Evaluators()
+    return Evaluators(
+        training=(PairsEvaluator(test_D, preference_loss, await compute_reference_logprobs(reference, test_D)),)
+    )
+
+
+WORKFLOW = (
+    PREFERENCE.replace("load_comparisons", load_named_comparisons)
+    .insert_after("make_preference_loss", make_pairs_evaluator)
+    .insert_before("schedule", When(evaluates, evaluate))
+    .insert_before("save_final_weights", When(evaluates_at_end, evaluate_at_end))
+)
+COLUMNS = ("learning_rate", "dpo_loss", "accuracy", "margin", "test/accuracy", "grad_norm", "time/step")
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    loaded = comparisons_of(config.dataset, config.test_dataset, config.test_size).get_labeled_comparisons()
+    num_pairs = sum(labeled.answers() is not None for labeled in loaded.train)
+    check_at_most("batch_size", config.batch_size, num_pairs, "comparisons to train on")
+    check_num_steps(num_pairs, config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
+    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+    if config.reference_model_name is not None:
+        check_weights(config.base_url, config.reference_model_name)
+
+
+async def main(config: Config) -> None:
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    behavior = config.behavior_if_exists
+    with open_run(config.log_path, config, behavior_if_exists=behavior, columns=COLUMNS) as run:
+        state = await WORKFLOW.run(config, service=service, run=run)
+        held_out = {"held out": "test/accuracy"} if state["evaluators"] != Evaluators() else {}
+        lines = {"training batch": "accuracy"} | held_out
+        run.plot("accuracy", lines, title="DPO", y_label="share of pairs", running_mean=5)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))

@@ -1,0 +1,192 @@
+r"""Reinforcement learning with a verifiable reward: problems in, a model that solves more of them out. The workflow
+REINFORCEMENT with its own problems: school mathematics, answered in \boxed{}.
+
+    stovetop run rl_basic                                                     GSM8K and a model from the hub
+    stovetop run rl_basic model=smollm2 dataset=sample:gsm test_size=8 groups_per_batch=4 group_size=4
+                                                                              without a network
+
+`rl_loop` shows the same as one flat loop, on-policy: with `answers=exact` both give the same rows and weights.
+`max_steps_off_policy=1` samples the next batch while this one is trained on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.client import ServiceClient
+from stovetop.datasets import Row, Split, load_rows, split_rows
+from stovetop.kitchen import RunConfig, stage
+from stovetop.kitchen.stages.rl import Builders
+from stovetop.kitchen.workflows import REINFORCEMENT
+from stovetop.losses import parse_loss
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    NotNegative,
+    Positive,
+    Temperature,
+    check_at_most,
+    check_num_steps,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.renderers.base import Renderer
+from stovetop.rl.problem_env import ProblemGroupBuilder, problem_builders, problems_from_rows
+from stovetop.rl.process_pool import WorkerPool
+from stovetop.rules import Whole
+from stovetop.runs import Run, check_opening, open_run
+from stovetop.tasks import math
+from stovetop.tasks.math_grading import Grade, MathGrader, grade_here, prepare_worker
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+GSM8K = "openai/gsm8k"
+Answers = Literal["boxed", "exact"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    dataset: str = "gsm8k"  # that; FILE.jsonl with "question" and "answer", sample:NAME, or OWNER/NAME of a hub
+    test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
+    test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
+    answers: Answers = "boxed"  # boxed: equal as mathematics; exact: equal as text, as in rl_loop
+    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
+    log_path: str = field(default="runs/rl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    groups_per_batch: Positive = 128  # problems a step
+    group_size: Annotated[int, Whole(2)] = 16  # answers to each; one alone has no others to be better than
+    max_tokens: Positive = 256  # of an answer
+    temperature: Temperature = 1.0
+    learning_rate: LearningRate = 4e-5
+    lr_schedule: LRSchedule = "constant"
+    warmup_steps: Count = 0
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
+    num_substeps: Positive = 1  # updates a step, each on a part of the data
+    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # the temperature is added
+    remove_constant_reward_groups: bool = False  # they have no gradient
+    lora_rank: Rank = 32
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter, the order and the answers
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.95
+    adam_eps: Epsilon = 1e-8
+    weight_decay: NotNegative = 0.0
+    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+        parse_loss(self.loss_fn, {**self.loss_fn_config, "temperature": self.temperature})
+
+
+# ---- problems --------------------------------------------------------------------------------------------------------
+
+
+def load(dataset: str, test_dataset: str | None, test_size: int, seed: int) -> Split[Row]:
+    """The rows to train on, in a first order of their own, and those held out."""
+    published = dataset == "gsm8k"
+    rows = load_rows(GSM8K, subset="main") if published else load_rows(dataset)
+    if test_dataset is not None:
+        return split_rows(rows, 0, seed)._replace(test=load_rows(test_dataset))
+    if published:
+        return split_rows(rows, 0, seed)._replace(test=load_rows(GSM8K, subset="main", split="test"))
+    return split_rows(rows, test_size, seed)
+
+
+@stage(writes="problem_rows")
+def load_problem_rows(
+    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0
+) -> Split[Row]:
+    """The rows to train on, of GSM8K or of a file, and those held out."""
+    rows = load(dataset, test_dataset, test_size, seed)
+    run.emit("dataset.load", dataset=dataset, num_train=len(rows.train), num_test=len(rows.test))
+    return rows
+
+
+@stage(writes="grade")
+async def open_grader(answers: Answers) -> AsyncIterator[Grade | None]:
+    """Compares answers as mathematics, in processes of its own, which end with the workflow; None: as text."""
+    if answers == "exact":
+        yield None
+        return
+    with WorkerPool(2, prepare=prepare_worker) as pool:
+        yield MathGrader(pool).grade
+
+
+@stage(writes=("builders", "test_builders"))
+def build_problem_groups(
+    problem_rows: Split[Row],
+    renderer: Renderer,
+    grade: Grade | None,
+    group_size: int,
+    run: Run,
+    max_prompt_tokens: int | None = None,
+) -> Builders:
+    """`group_size` tries at each problem, and one at those held out."""
+
+    def groups(rows: list[Row], size: int) -> list[ProblemGroupBuilder]:
+        if grade is None:
+            problems = problems_from_rows(rows)
+            return problem_builders(problems, renderer, size, max_prompt_tokens=max_prompt_tokens)
+        return math.builders(rows, renderer, size, grade, max_prompt_tokens=max_prompt_tokens)
+
+    train, test = groups(problem_rows.train, group_size), groups(problem_rows.test, 1)
+    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
+    return Builders(train, test)
+
+
+WORKFLOW = REINFORCEMENT.replace("load_problems", load_problem_rows, open_grader).replace(
+    "build_env_group", build_problem_groups
+)
+COLUMNS = (
+    "env/all/reward/total",
+    "env/all/by_group/frac_mixed",
+    "optim/entropy",
+    "optim/kl_sample_train_v2",
+    "lag",
+    "time/step",
+    "test/env/all/reward/total",
+)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    rows = load(config.dataset, config.test_dataset, config.test_size, config.seed)
+    for part in rows:
+        if config.answers == "exact":
+            problems_from_rows(part)
+        else:
+            _ = [math.problem_of_row(row, grade_here, f"row {index}") for index, row in enumerate(part)]
+    check_at_most("groups_per_batch", config.groups_per_batch, len(rows.train), "problems to train on")
+    check_num_steps(len(rows.train), config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
+    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+
+
+async def main(config: Config) -> None:
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    behavior = config.behavior_if_exists
+    with open_run(config.log_path, config, behavior_if_exists=behavior, columns=COLUMNS) as run:
+        await WORKFLOW.run(config, service=service, run=run)
+        reward = {"reward of a batch": "env/all/reward/total"}
+        run.plot("reward", reward, title="Reinforcement learning", y_label="mean reward", running_mean=5)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))

@@ -1,0 +1,110 @@
+"""Supervised fine-tuning: chats in, a model that answers like them out. The workflow SUPERVISED with its own data.
+
+    stovetop run sl_basic                                                      No Robots and a model from the hub
+    stovetop run sl_basic model=smollm2 dataset=sample:no_robots batch_size=4  without a network
+
+`sl_loop` shows the same as one flat loop, and gives the same rows and weights. Read that one; edit this one.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.client import ServiceClient
+from stovetop.datasets import Split
+from stovetop.kitchen import RunConfig, stage
+from stovetop.kitchen.workflows import SUPERVISED
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    NotNegative,
+    Positive,
+    check_at_most,
+    check_num_steps,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.renderers.base import TrainOnWhat
+from stovetop.rules import Whole
+from stovetop.runs import Run, check_opening, open_run
+from stovetop.tasks.chats import PlacedChat, load_split
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    dataset: str = "no_robots"  # that; FILE.jsonl with {"messages": [...]} a line, sample:NAME, or OWNER/NAME of a hub
+    test_dataset: str | None = None  # held-out chats, likewise; None: a test split, or test_size chats of the dataset
+    test_size: Count = 4  # chats held out of a dataset that has no test split; 0: none
+    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
+    log_path: str = field(default="runs/sl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    max_length: Annotated[int, Whole(2)] | None = 32768  # tokens of a chat; what is over is cut off
+    learning_rate: LearningRate = 2e-4  # at the first step
+    lr_schedule: LRSchedule = "linear"
+    warmup_steps: Count = 0
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    batch_size: Positive = 128  # chats a step; the last step of an epoch may have fewer
+    lora_rank: Rank = 32
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter, the split and the order
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.95
+    adam_eps: Epsilon = 1e-8
+    weight_decay: NotNegative = 0.0
+    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    eval_every: Count = field(default=8, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+
+
+@stage(writes="chats")
+def load_named_chats(
+    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0
+) -> Split[PlacedChat]:
+    """The chats to train on, of a named data set or of a file, and those held out."""
+    chats = load_split(dataset, test_dataset, test_size, seed)
+    run.emit("dataset.load", dataset=dataset, num_train=len(chats.train), num_test=len(chats.test))
+    return chats
+
+
+WORKFLOW = SUPERVISED.replace("load_dataset", load_named_chats)
+COLUMNS = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "grad_norm", "time/step")
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    chats = load_split(config.dataset, config.test_dataset, config.test_size, config.seed)
+    check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
+    check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
+    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+
+
+async def main(config: Config) -> None:
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    behavior = config.behavior_if_exists
+    with open_run(config.log_path, config, behavior_if_exists=behavior, columns=COLUMNS) as run:
+        state = await WORKFLOW.run(config, service=service, run=run)
+        lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if state["test_D"] else {})
+        run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))
