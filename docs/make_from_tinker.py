@@ -37,6 +37,10 @@ defaults are compared with the SDK 0.38.0; all that differs is on this page.
 - **`ServiceClient(base_url)` takes the address first**; pass `user_metadata` by name. Without an address the models run
   in this process, and `api_key` is not read. `project_id` and `display_name` are labels that go into every checkpoint.
 - **A model is a folder, or a name that the hub knows.** `get_tokenizer()` loads what lies beside its weights.
+  `ServiceClient(models={name: folder})` gives names of your own. Creators return at once and the model loads meanwhile;
+  `model_id=`, which the SDK does not have, names a training client, as in a program that goes on after a restart.
+- **A service ends**: after `close()`, or behind its `with` block, every call of it and of its clients is a
+  `ServiceClosed`. One that is not closed ends with the last of its clients.
 - **Bad input is refused by the call**, not by its future: with an InvalidRequest, which is a `BadRequestError` and a
   `ValueError`. A missing checkpoint is a `NotFoundError`, one that exists a `ConflictError`. What fails later is a
   `RequestFailedError` with a `category`; it has no `request_id`.
