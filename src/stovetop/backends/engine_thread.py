@@ -229,7 +229,20 @@ class EngineThread:
             self.loaded.set_exception(self._dropped or error)
         else:
             del open_engine  # and what it was made of
-            self._serve(self.loaded.result())
+            error: BaseException | None = None
+            try:
+                self._serve(self.loaded.result())
+            except Interrupted:
+                pass
+            except BaseException as raised:  # the engine is not to be trusted any more, and all calls get an answer
+                log.exception("the engine of %r failed", self.name)
+                error = raised
+                _forget_frames(error)
+            try:
+                self._end_serving(error)
+            except BaseException as raised:
+                log.exception("the end of the engine of %r failed", self.name)
+                self._end(raised)
             self.loaded = pending()  # nothing keeps the model
             self.loaded.set_exception(ServiceClosed(CLOSED))
         self._ended.set_result(None)
@@ -237,17 +250,11 @@ class EngineThread:
 
     def _serve(self, engine: ops.Engine) -> None:
         """Between two steps nothing here refers to what the last one was about."""
-        error: BaseException | None = None
-        try:
-            engine.set_gate(self._may_begin)
-            while self._dropped is None and (self._read_inbox(engine) or not engine.idle):
-                self._answer_all(self._work.run(engine.step))
-        except Interrupted:
-            pass
-        except BaseException as raised:  # a fault of ours: the engine is not to be trusted, and all calls get an answer
-            log.exception("the engine of %r failed", self.name)
-            error = raised
-            _forget_frames(error)
+        engine.set_gate(self._may_begin)
+        while self._dropped is None and (self._read_inbox(engine) or not engine.idle):
+            self._answer_all(self._work.run(engine.step))
+
+    def _end_serving(self, error: BaseException | None) -> None:
         num_dropped = self._end_writer() + self._end(
             error or self._dropped or ServiceClosed("what it waits for did not return in time")
         )
@@ -279,8 +286,11 @@ class EngineThread:
 
     def _written(self, accepted: "_Accepted", error: BaseException | None) -> None:
         """In the writer's thread."""
-        self._answer(accepted, None, error)
-        self._wake()
+        try:
+            self._answer(accepted, None, error)
+            self._wake()
+        except BaseException as raised:  # a fault of ours, which ends the engine
+            self._inbox.put(partial(_fail, raised))
 
     def _end_writer(self) -> int:
         """All is written that the engine has handed out, or, after `drop`, what is being written. Returns how many
@@ -320,18 +330,13 @@ class EngineThread:
         try:
             if accepted.check is not None:
                 accepted.check(engine)
-        except StovetopError as error:
-            self._answer(accepted, None, error, as_it_is=True)
-            return
-        try:
-            ticket = engine.submit(accepted.op)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._answer(accepted, None, error)
-        else:
-            accepted.ticket = ticket
-            self._at_work[ticket] = accepted
+            self._answer(accepted, None, error, as_it_is=isinstance(error, StovetopError))
+            return
+        accepted.ticket = ticket = engine.submit(accepted.op)
+        self._at_work[ticket] = accepted
 
     def _submit_unanswered(self, op: ops.Op, engine: ops.Engine) -> None:
         try:
@@ -351,17 +356,13 @@ class EngineThread:
     def _answer(
         self, accepted: "_Accepted", result: ops.Result, error: BaseException | None, *, as_it_is: bool = False
     ) -> None:
-        """Also where what is told to others about it raises. `as_it_is`: the error says what was wrong with the call,
-        which has not begun."""
-        try:
-            with self._lock:
-                self._unanswered.discard(accepted)
-                self._count(accepted.op, -1)
-        finally:
-            if error is not None and as_it_is:
-                accepted.future.set_exception(error)
-            else:
-                accepted.answer(result, error)
+        """Where this raises, the call is still among those that the end of the engine answers. `as_it_is`: the error
+        says what was wrong with the call, which has not begun."""
+        with self._lock:
+            self._count(accepted.op, -1)
+        accepted.answer(result, error, as_it_is=as_it_is)
+        with self._lock:
+            self._unanswered.discard(accepted)
 
     def _end(self, error: BaseException, *, as_it_is: bool = False) -> int:
         """Nothing more is accepted, and what was accepted and is not done fails. Returns how many calls that were."""
@@ -370,9 +371,11 @@ class EngineThread:
             if not isinstance(error, ServiceClosed):
                 self._failed = error
             unanswered, expected = list(self._unanswered), self._expected.clear()
+            self._unanswered.clear()
+            self._waiting.clear()
         self._at_work.clear()
         for accepted in unanswered:
-            self._answer(accepted, None, error, as_it_is=as_it_is)
+            accepted.answer(None, error, as_it_is=as_it_is)
         for each in expected:
             each.fail(error)
         return len(unanswered)
@@ -393,13 +396,21 @@ class _Accepted:
     after: "Sequence[Future[Any]]"
     ticket: ops.Ticket | None = None  # since the engine has it
 
-    def answer(self, result: ops.Result, error: BaseException | None) -> None:
+    def answer(self, result: ops.Result, error: BaseException | None, *, as_it_is: bool = False) -> None:
         if error is None:
             try:
                 result = self.finish(result)
             except BaseException as raised:
                 error = raised
-        settle(self.future, self.what, result, error)
+        if error is not None and as_it_is:
+            with suppress(InvalidStateError):
+                self.future.set_exception(error)
+        else:
+            settle(self.future, self.what, result, error)
+
+
+def _fail(error: BaseException, _engine: ops.Engine) -> None:
+    raise error
 
 
 def settle(future: "Future[Any]", what: str, result: Any, error: BaseException | None) -> None:

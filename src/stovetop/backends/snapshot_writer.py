@@ -92,10 +92,7 @@ class SnapshotWriter:
                 _let_go(error)
             with self._lock:
                 self._num_in_memory -= 1
-            try:
-                done(error)
-            except BaseException:  # a callback of the caller's: it ends nothing here
-                log.exception("what was to be done after a save raised")
+            _tell(done, error)
             with self._lock:
                 self._num_unanswered -= 1
         self._crew.leave(self)
@@ -106,6 +103,16 @@ class SnapshotWriter:
         except BaseException as error:  # it belongs to the one who asked for this save
             return error
         return None
+
+
+def _tell(done: Done, error: BaseException | None) -> None:
+    """It is the caller's, and ends nothing here. Where it raises, it is told of that instead, once."""
+    for _ in range(2):
+        try:
+            return done(error)
+        except BaseException as raised:
+            log.exception("what was to be done after a save raised")
+            error = raised
 
 
 def _let_go(error: BaseException) -> None:

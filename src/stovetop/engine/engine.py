@@ -257,12 +257,22 @@ class Engine:
             failure.__cause__ = error
             return self._answer(ticket, failure)
         if isinstance(op, ops.SaveWeights):
-            return self._answer(ticket, None, self.adapters.snapshot_of_weights(op))
+            return self._save_weights(ticket, op)
         if isinstance(op, ops.DropWeights):
             del frozen[op.weights]
             return self._answer(ticket, None)
         self._newcomers.append(_Newcomer(ticket, None if op.weights is None else frozen[op.weights]))
         return None
+
+    def _save_weights(self, ticket: ops.Ticket, op: ops.SaveWeights) -> None:
+        try:
+            snapshot = self.adapters.snapshot_of_weights(op)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._answer(ticket, error)
+        else:
+            self._answer(ticket, None, snapshot)
 
     def _begin_sample(self, newcomer: "_Newcomer") -> None:
         try:

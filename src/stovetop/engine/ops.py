@@ -309,7 +309,11 @@ class Engine(Protocol):
         in its lane. Asked in the thread that steps."""
         ...
 
-    def submit(self, op: Op) -> Ticket: ...
+    def submit(self, op: Op) -> Ticket:
+        """Accepts any op: what is wrong with it is the error that its ticket is answered with. After an exception the
+        engine is not to be used any more."""
+        ...
+
     def cancel(self, ticket: Ticket) -> None:
         """Ends what has not begun, and samples that run: the ticket is answered with the error `Cancelled`. What has
         begun to train goes on."""

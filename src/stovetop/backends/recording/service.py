@@ -218,7 +218,11 @@ class RecordingEngine:
             self._count[verb] += 1
             nth = self._count[verb]
             fault = next((fault for fault in self._faults if fault.verb == verb and fault.nth == nth), None)
-        queued = _Queued(self._due_s(op, verb), ticket.number, ticket, fault)
+        try:
+            queued = _Queued(self._due_s(op, verb), ticket.number, ticket, fault)
+        except Exception as error:  # of a function that the user gave as `latency_s`
+            self._answers.append(ops.Finished(ticket, error=error))
+            return ticket
         if isinstance(op, ops.LossAnswer) and op.scored is not None:
             queued = self._before_what_waits(op, queued)
         heapq.heappush(self._queue, queued)
