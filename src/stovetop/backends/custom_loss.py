@@ -16,7 +16,6 @@ import itertools
 import threading
 import time
 from collections.abc import Generator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stovetop.backends.endings import Helper
@@ -108,8 +107,8 @@ class _Call:
             self._refuse(InvalidRequest(f"this loss was not begun, because of an earlier one: {self._losses.given_up}"))
         else:
             try:
-                work, name = partial(self._context.run, self._judge, output), f"custom loss of {self._what}"
-                Helper(self._losses.thread.crew, work, name)
+                name = f"custom loss of {self._what}"
+                Helper(self._losses.thread.crew, lambda: self._context.run(self._judge, output), name)
             except BaseException as error:  # the system has no thread to give
                 refusal = InvalidRequest(f"the custom loss could not be begun: {error!r}")
                 refusal.__cause__ = error

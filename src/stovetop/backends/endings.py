@@ -100,7 +100,11 @@ class Helper:
         self._crew = crew
         self._work = Interruptible()
         crew.add(self)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except BaseException:  # the system has no thread to give
+            crew.leave(self)
+            raise
 
     def drop(self, reason: str, *, warn: bool = True) -> None:
         """It has begun."""
