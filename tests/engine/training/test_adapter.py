@@ -1,9 +1,12 @@
 """What one training client owns, and what is shared of it with a save."""
 
+import pytest
 import torch
 
 from stovetop.engine.lora.weights import AdapterWeights, Moments
+from stovetop.engine.training import optimizer
 from stovetop.engine.training.adapter import Adapter
+from stovetop.errors import InvalidRequest
 from stovetop.types import AdamParams, LoraConfig
 
 STEP = AdamParams(learning_rate=0.1, eps=1e-8)
@@ -72,3 +75,37 @@ def test_a_step_that_is_skipped_leaves_shared_moments_shared() -> None:
     assert adapter.optim_step(STEP).metrics["skipped_nonfinite"] == 1.0
     step(adapter, 2)
     assert same(shared, before)
+
+
+@pytest.mark.parametrize("name", ["library_adamw", "_norm_of_changes"])
+def test_moments_that_a_failed_step_has_used_up_are_lost_until_a_state_is_loaded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, weights = trained(), tensors(7)
+    before = {name: tensor.clone() for name, tensor in adapter.weights.tensors.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, name, no_memory)
+        with pytest.raises(MemoryError, match="of a test"):
+            step(adapter, 2)
+    assert all(torch.equal(adapter.weights.tensors[name], tensor) for name, tensor in before.items())
+    for use in (adapter.share_moments, lambda: step(adapter, 3)):
+        with pytest.raises(InvalidRequest, match="the optimizer's moments were lost when an optim_step failed"):
+            use()
+    adapter.restore(AdapterWeights(LoraConfig(rank=1), weights), Moments())
+    step(adapter, 4)
+    assert adapter.moments.step == 1
+
+
+def test_moments_that_are_shared_outlive_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = trained()
+    shared = adapter.share_moments()
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "library_adamw", no_memory)
+        with pytest.raises(MemoryError):
+            step(adapter, 2)
+    step(adapter, 2)
+    assert (shared.step, adapter.moments.step) == (1, 2)
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise MemoryError("of a test")
