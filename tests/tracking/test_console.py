@@ -65,15 +65,17 @@ def test_text_and_tables_are_rendered_from_markdown():
 
 
 def test_a_bar_shows_how_far_and_the_last_numbers():
-    console = terminal()
-    sink = ConsoleSink(console)
+    console, now_s = terminal(), [0.0]
+    sink = ConsoleSink(console, clock=lambda: now_s[0])
     stream = EventStream([sink])
     with sink.progress("training", total=4, completed=1) as bar:
         stream.log_metrics({"loss": 0.125}, 1)
+        now_s[0] = 2.5
         bar.advance()
     last = shown(console).splitlines()[-2]
     assert "training" in last
     assert "2/4" in last
+    assert "2.5 s each" in last
     assert "loss 0.1250" in last
 
 
@@ -106,7 +108,24 @@ def test_without_a_terminal_a_bar_is_a_plain_line_now_and_then():
         for _ in range(100):
             now_s[0] += 1.0
             bar.advance()
-    assert shown(console).splitlines() == ["training: 30/100", "training: 60/100", "training: 90/100"]
+    assert shown(console).splitlines() == [
+        "training: 30/100  1 s each  70 s left",
+        "training: 60/100  1 s each  40 s left",
+        "training: 90/100  1 s each  10 s left",
+    ]
+
+
+def test_the_rate_of_a_resumed_run_is_that_of_its_own_steps():
+    console, now_s = plain_console(), [0.0]
+    sink = ConsoleSink(console, clock=lambda: now_s[0])
+    with sink.progress("training", total=100, completed=90) as bar:
+        for _ in range(4):
+            now_s[0] += 15.0
+            bar.advance()
+    assert shown(console).splitlines() == [
+        "training: 92/100  15 s each  120 s left",
+        "training: 94/100  15 s each  90 s left",
+    ]
 
 
 def test_numbers_have_four_digits_and_integers_all():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PLAIN_LINE_EVERY_S = 30.0
 _HEADER_EVERY_ROWS = 30
 _BAR_WIDTH = 24
-_WIDTH_WITHOUT_NUMBERS = 64  # of a bar with its description, count and time
+_WIDTH_WITHOUT_NUMBERS = 76  # of a bar with its description, count and time
 
 
 def open_console(*, shown: bool) -> "Console":
@@ -83,13 +83,19 @@ class ConsoleSink:
     def progress(self, description: str, *, total: int, completed: int = 0) -> Generator[Bar]:
         """A bar while the body runs. Bars may be nested; an inner one goes when it is done."""
         if not self._console.is_terminal:
-            yield Bar(completed, self._plain_lines(description, total))
+            yield Bar(completed, self._plain_lines(description, total, completed))
             return
         outer = self._live
         live = outer or self._start_live()
-        task = live.add_task(description, total=total, completed=completed, numbers=self._numbers)
+        task = live.add_task(description, total=total, completed=completed, numbers=self._numbers, rate="")
+        began_s = self._clock()
+
+        def show(now: int) -> None:
+            rate = _rate((self._clock() - began_s) / max(1, now - completed))
+            live.update(task, completed=now, rate=rate)
+
         try:
-            yield Bar(completed, lambda now: live.update(task, completed=now))
+            yield Bar(completed, show)
         finally:
             if outer:
                 live.remove_task(task)
@@ -104,6 +110,7 @@ class ConsoleSink:
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=_BAR_WIDTH),
             MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
             TextColumn("{task.fields[numbers]}", style="cyan"),
             console=self._console,
@@ -112,14 +119,16 @@ class ConsoleSink:
         self._live.start()
         return self._live
 
-    def _plain_lines(self, description: str, total: int) -> Callable[[int], None]:
-        last_s = self._clock()
+    def _plain_lines(self, description: str, total: int, began_at: int) -> Callable[[int], None]:
+        began_s = last_s = self._clock()
 
         def show(completed: int) -> None:
             nonlocal last_s
             if self._clock() - last_s >= _PLAIN_LINE_EVERY_S:
                 last_s = self._clock()
-                self._print(f"{description}: {completed}/{total}  {self._numbers}".rstrip())
+                step_s = (last_s - began_s) / max(1, completed - began_at)
+                left = f"{step_s * (total - completed):.0f} s left"
+                self._print(f"{description}: {completed}/{total}  {_rate(step_s)}  {left}  {self._numbers}".rstrip())
 
         return show
 
@@ -157,6 +166,10 @@ class ConsoleSink:
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _rate(step_s: float) -> str:
+    return f"{step_s:.2g} s each" if step_s < 10 else f"{step_s:.0f} s each"
 
 
 def format_number(number: float) -> str:
