@@ -86,13 +86,22 @@ class SnapshotWriter:
             snapshot, done = waiting
             del waiting  # what was written is let go before the next one comes
             self._num_dropped += self._dropped is not None
-            error = self._dropped or self._failure_of(snapshot)
+            try:
+                error = self._dropped or self._failure_of(snapshot)
+                if error is not None:
+                    _let_go(error)
+            except BaseException as raised:
+                error = raised
             del snapshot
-            if error is not None:
-                _let_go(error)
             with self._lock:
                 self._num_in_memory -= 1
-            _tell(done, error)
+            for _ in range(2):  # where the caller's function raises it is told of that instead, once
+                try:
+                    done(error)
+                    break
+                except BaseException as raised:  # it ends nothing here
+                    log.exception("what was to be done after a save raised")
+                    error = raised
             with self._lock:
                 self._num_unanswered -= 1
         self._crew.leave(self)
@@ -103,16 +112,6 @@ class SnapshotWriter:
         except BaseException as error:  # it belongs to the one who asked for this save
             return error
         return None
-
-
-def _tell(done: Done, error: BaseException | None) -> None:
-    """It is the caller's, and ends nothing here. Where it raises, it is told of that instead, once."""
-    for _ in range(2):
-        try:
-            return done(error)
-        except BaseException as raised:
-            log.exception("what was to be done after a save raised")
-            error = raised
 
 
 def _let_go(error: BaseException) -> None:
