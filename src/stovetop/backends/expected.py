@@ -49,10 +49,12 @@ class AllExpected:
         self._closed_s: float | None = None
 
     def add(self, expected: Expected) -> None:
+        """The engine waits for it from now on."""
         with self._lock:
             self._all.add(expected)
 
     def discard(self, expected: Expected) -> None:
+        """Nothing more comes of it."""
         with self._lock:
             self._all.discard(expected)
 
