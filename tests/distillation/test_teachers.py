@@ -27,7 +27,7 @@ def test_each_config_has_its_teacher_and_equal_ones_share_it(tmp_path):
                 service, [one, other, one], renderer_name="chat_template", student_tokenizer=ByteTokenizer()
             )
         )
-    assert [teacher.get_base_model() for teacher in teachers] == ["any/one", "any/other", "any/one"]
+        assert [teacher.get_base_model() for teacher in teachers] == ["any/one", "any/other", "any/one"]
     assert teachers[0] is teachers[2]
 
 
@@ -40,8 +40,8 @@ def test_a_teacher_may_be_a_saved_checkpoint(tmp_path):
             create_teachers(service, [config], renderer_name="chat_template", student_tokenizer=ByteTokenizer())
         )
         loaded = [call.arguments for call in service.calls if call.verb == "create_sampling_client"]
-    assert loaded == [{"model_path": path, "base_model": None}]
-    assert teacher.get_base_model() == "any/one"
+        assert loaded == [{"model_path": path, "base_model": None}]
+        assert teacher.get_base_model() == "any/one"
 
 
 def test_a_teacher_with_other_tokens_is_refused():

@@ -19,9 +19,11 @@ import pytest
 
 from kitchen.stages.configs import (
     DistillationConfig,
+    KLConfig,
     OffPolicyConfig,
     PreferenceConfig,
     RLConfig,
+    StreamingConfig,
     SupervisedConfig,
     write_chats,
     write_comparisons,
@@ -30,7 +32,15 @@ from kitchen.stages.configs import (
 from kitchen.test_supervised import checkpoints, rows, weights
 from stovetop.backends import recording
 from stovetop.kitchen.workflow import Workflow
-from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION, PREFERENCE, REINFORCEMENT, SUPERVISED
+from stovetop.kitchen.workflows import (
+    DISTILLATION,
+    KL_REINFORCEMENT,
+    OFF_POLICY_DISTILLATION,
+    PREFERENCE,
+    REINFORCEMENT,
+    STREAMING,
+    SUPERVISED,
+)
 from stovetop.runs import load, open_run
 from stovetop.tracking.events import Event, Recorder
 
@@ -103,6 +113,18 @@ def reinforcement(depth: int, **changed: Any) -> Callable[[Path], RLConfig]:
     return config
 
 
+def with_penalty(folder: Path) -> KLConfig:
+    """Dropped groups, two updates a step, and an evaluation that is due where a checkpoint is."""
+    dataset, log_path = write_problems(folder / "rows"), str(folder / "run")
+    return KLConfig(
+        dataset=dataset, log_path=log_path, max_steps_off_policy=1, num_substeps=2, remove_constant_reward_groups=True
+    )
+
+
+def streaming(folder: Path) -> StreamingConfig:
+    return StreamingConfig(dataset=write_problems(folder / "rows"), log_path=str(folder / "run"))
+
+
 def distillation(folder: Path) -> DistillationConfig:
     dataset, log_path = write_problems(folder / "rows"), str(folder / "run")
     return DistillationConfig(dataset=dataset, log_path=log_path, max_steps_off_policy=1, num_substeps=2)
@@ -118,6 +140,8 @@ MODES = {
     "reinforcement": Mode(REINFORCEMENT, reinforcement(0, remove_constant_reward_groups=True)),
     "one step ahead": Mode(REINFORCEMENT, reinforcement(1)),
     "two steps ahead": Mode(REINFORCEMENT, reinforcement(2, save_every=3, eval_every=3)),
+    "penalty, substeps": Mode(KL_REINFORCEMENT, with_penalty),
+    "streaming": Mode(STREAMING, streaming),
     "distillation": Mode(DISTILLATION, distillation),
     "off-policy distillation": Mode(OFF_POLICY_DISTILLATION, off_policy),
 }

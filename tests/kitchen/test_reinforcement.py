@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kitchen.stages.configs import RLConfig, write_problems
+from kitchen.stages.configs import RLConfig, StreamingConfig, write_problems
 from kitchen.test_supervised import checkpoints, rows, weights
 from stovetop.backends import recording
 from stovetop.backends.opened_base import Call
@@ -19,7 +19,7 @@ from stovetop.errors import StageFailed
 from stovetop.kitchen import Positions, Row, stage
 from stovetop.kitchen.stages.policies import Policy
 from stovetop.kitchen.workflow import Workflow
-from stovetop.kitchen.workflows import PPO, REINFORCEMENT
+from stovetop.kitchen.workflows import PPO, REINFORCEMENT, STREAMING
 from stovetop.recipes import rl_loop
 from stovetop.runs import Run, load, open_run
 
@@ -184,6 +184,18 @@ def test_ppo_is_an_edit_with_several_updates_a_step(config: RLConfig) -> None:
     assert [call.verb for call in calls].count("optim_step") == 4 * NUM_STEPS
     assert [row["optim/num_updates"] for row in rows(config.log_path)[:-1]] == [4] * NUM_STEPS
     assert all(row["lag"] == 0 for row in rows(config.log_path)[:-1])
+
+
+def test_streaming_learns_what_the_whole_batch_teaches_and_is_refused_ahead_of_training(config: RLConfig) -> None:
+    streaming = StreamingConfig(**asdict(config), num_minibatches=3)
+    asyncio.run(train(streaming, STREAMING))
+    plain = replace(config, log_path=f"{config.log_path}-plain")
+    asyncio.run(train(plain))
+    for streamed, whole in zip(rows(streaming.log_path), rows(plain.log_path), strict=True):
+        assert streamed == pytest.approx(whole, rel=1e-3)
+    ahead = replace(streaming, log_path=f"{config.log_path}-ahead", max_steps_off_policy=1)
+    with pytest.raises(StageFailed, match="max_steps_off_policy must be 0"):
+        asyncio.run(train(ahead, STREAMING))
 
 
 def test_a_field_that_only_a_variant_reads_is_refused_by_the_others(config: RLConfig) -> None:

@@ -40,6 +40,7 @@ from stovetop.kitchen.stages.rl import (
     build_env_group,
     compute_advantages,
     do_rollout,
+    kl_penalty,
     limit_prompts,
     load_problems,
     log_rl_metrics,
@@ -73,6 +74,7 @@ from stovetop.kitchen.stages.steps import (
     schedule,
     set_epoch,
 )
+from stovetop.kitchen.stages.streaming import choose_streaming, get_minibatches, log_episodes, stream_step
 from stovetop.kitchen.stages.supervised import (
     build_supervised_dataset,
     forward_backward,
@@ -198,6 +200,23 @@ REINFORCEMENT = Workflow(
 # Proximal policy optimization: several updates on each batch.
 PPO = REINFORCEMENT.replace("train_step", ppo_update).named("ppo")
 
+# Each batch in minibatches, which are played at once and trained on as they come; on-policy.
+STREAMING = (
+    REINFORCEMENT.insert_before("load_problems", choose_streaming)
+    .remove("do_rollout")
+    .remove("compute_advantages")
+    .remove("assemble_rl_batch")
+    .replace("train_step", get_minibatches, stream_step, log_episodes)
+    .named("streaming")
+)
+
+# A penalty on the distance to the weights that the run began with, or to `reference_model_name`.
+KL_REINFORCEMENT = (
+    REINFORCEMENT.insert_after("init_session", init_reference)
+    .insert_after("assemble_rl_batch", kl_penalty)
+    .named("kl_reinforcement")
+)
+
 
 # ---- learning from a teacher -----------------------------------------------------------------------------------------
 
@@ -282,6 +301,6 @@ TOPK_DISTILLATION = (
 
 def list_workflows() -> dict[str, Workflow]:
     """All of them, by name."""
-    workflows = (SUPERVISED, PREFERENCE, REINFORCEMENT, PPO)
+    workflows = (SUPERVISED, PREFERENCE, REINFORCEMENT, PPO, STREAMING, KL_REINFORCEMENT)
     distillations = (DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION)
     return {workflow.name: workflow for workflow in (*workflows, *distillations)}

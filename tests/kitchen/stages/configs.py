@@ -100,6 +100,23 @@ class RLConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamingConfig(RLConfig):
+    """What STREAMING reads too."""
+
+    num_minibatches: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig(RLConfig):
+    """What a penalty, and several updates a step, read too."""
+
+    reference_model_name: str | None = None
+    kl_penalty_coef: float = 0.1
+    kl_discount_factor: float = 0.0
+    num_substeps: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillationConfig(RunConfig):
     """Every field that a stage of DISTILLATION reads."""
 

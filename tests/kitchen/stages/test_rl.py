@@ -14,7 +14,7 @@ from stovetop.backends.recording import open_service
 from stovetop.client import TrainingClient
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen import Positions, Row
-from stovetop.kitchen.stages import rl
+from stovetop.kitchen.stages import rl, streaming
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy
 from stovetop.kitchen.stages.session import init_renderer
@@ -147,6 +147,45 @@ def test_assemble_rl_batch_gives_data_with_a_mask_and_says_how_the_episodes_went
     assert all("mask" in datum.loss_fn_inputs for datum in data_D)
     assert (row.values["progress/batch"], row.values["progress/done_frac"]) == (4, 5 / 6)
     assert (row.values["env/all/total_episodes"], row.values["rollout_errors/total"]) == (18, 0)
+
+
+def test_kl_penalty_pulls_towards_the_reference(service: InProcessServiceClient, played: Played) -> None:
+    data_D = rl.assemble_rl_batch(*rl.compute_advantages(played.rollouts, Row(4)), played.rollouts, STEPS, Row(4))
+    reference, row = service.create_sampling_client(base_model="any/other").result(), Row(4)
+    penalised_D = asyncio.run(rl.kl_penalty(data_D, reference, row, kl_penalty_coef=2.0))
+    added_D = [
+        one.loss_fn_inputs["advantages"].array - other.loss_fn_inputs["advantages"].array
+        for one, other in zip(penalised_D, data_D, strict=True)
+    ]
+    assert row.values["kl_policy_base"] > 0
+    assert any(added_N.any() for added_N in added_D)
+    assert sum(float(added_N.sum()) for added_N in added_D) == pytest.approx(0, abs=1e-4)
+
+
+def test_minibatches_are_the_batch_in_parts_and_train_like_the_whole(
+    service: InProcessServiceClient, client: TrainingClient, problems: RLDataset, played: Played
+) -> None:
+    chosen = streaming.choose_streaming(max_tokens=3, num_minibatches=2, temperature=0.7, seed=1)
+    minibatches = streaming.get_minibatches(problems, 4, played.policy, chosen)
+    assert [len(minibatch.builders_P) for minibatch in minibatches] == [1, 2]
+    row, loss = Row(4), rl.make_policy_loss(temperature=0.7)
+    streamed = asyncio.run(streaming.stream_step(client, minibatches, ADAM, loss, row))
+    assert streamed.rollouts == played.rollouts  # fixture: the same seed
+    assert [call.verb for call in service.calls[-3:]] == ["forward_backward", "forward_backward", "optim_step"]
+    data_D = rl.assemble_rl_batch(*rl.compute_advantages(played.rollouts, Row(4)), played.rollouts, STEPS, Row(4))
+    assert streamed.data_D == data_D
+    other, whole = service.create_lora_training_client("any/model", rank=4, seed=0).result(), Row(4)
+    asyncio.run(rl.train_step(other, data_D, ADAM, loss, whole))
+    assert row.values == pytest.approx(whole.values)
+    streaming.log_episodes(streamed.rollouts, STEPS, row)
+    assert row.values["env/all/total_episodes"] == 18
+
+
+def test_minibatches_are_not_played_ahead_of_training() -> None:
+    with pytest.raises(InvalidRequest, match="max_steps_off_policy must be 0"):
+        streaming.choose_streaming(max_tokens=3, max_steps_off_policy=1)
+    with pytest.raises(InvalidRequest, match="num_minibatches must be at least 1: 0"):
+        streaming.choose_streaming(max_tokens=3, num_minibatches=0)
 
 
 @pytest.mark.parametrize("num_substeps", [1, 2])

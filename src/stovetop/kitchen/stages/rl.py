@@ -6,7 +6,7 @@ Shape suffixes: `P` problems, `G` members of a group, `D` datums.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stovetop.client import ServiceClient, TrainingClient
+from stovetop.client import SamplingClient, ServiceClient, TrainingClient
 from stovetop.datasets import Split, load_rows, split_rows
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
@@ -16,7 +16,7 @@ from stovetop.kitchen.stages.policies import Policy
 from stovetop.losses import PPO, LossConfig, parse_loss
 from stovetop.model_families import context_length
 from stovetop.renderers.base import Renderer
-from stovetop.rl import advantages, data_processing, steps
+from stovetop.rl import advantages, data_processing, kl, steps
 from stovetop.rl.advantages import CENTRED, Advantage, Estimator
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import (
@@ -179,6 +179,20 @@ def add_episodes(row: Row, rollouts: Rollouts, positions: Positions) -> None:
     row.add({"progress/batch": row.step, "progress/done_frac": (row.step + 1) / positions.num_steps})
     row.add(rollouts.error_metrics())
     row.add(compute_trajectory_metrics([group for _, group in rollouts.owned_groups_P], tags_P))
+
+
+@stage(writes="data_D")
+async def kl_penalty(
+    data_D: list[Datum],
+    reference: SamplingClient,
+    row: Row,
+    kl_penalty_coef: float = 0.1,
+    kl_discount_factor: float = 0.0,
+) -> list[Datum]:
+    """Pulls the advantages towards frozen weights: `init_reference` makes them those that the run began with."""
+    penalised_D, metrics = await kl.incorporate_kl_penalty(data_D, reference, kl_penalty_coef, kl_discount_factor)
+    row.add(metrics)
+    return penalised_D
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
