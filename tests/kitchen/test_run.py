@@ -550,7 +550,9 @@ def test_every_stage_and_the_workflow_emit_a_start_and_a_stop(tmp_path: Path) ->
 
 
 @given(st.sampled_from(["plan", "draw", "measure", "add", "log"]), st.integers(0, 3), st.integers(0, 2), st.booleans())
-def test_events_are_balanced_whatever_fails_or_is_cancelled(place: str, at: int, depth: int, cancels: bool) -> None:
+def test_events_are_balanced_whatever_fails_or_is_cancelled(
+    tmp_path_factory: pytest.TempPathFactory, place: str, at: int, depth: int, cancels: bool
+) -> None:
     recorder = Recorder()
 
     @stage
@@ -562,7 +564,8 @@ def test_events_are_balanced_whatever_fails_or_is_cancelled(place: str, at: int,
             raise ValueError("here")
 
     class Emits(Run):
-        def __init__(self) -> None: ...
+        def __init__(self) -> None:
+            self.path = tmp_path_factory.getbasetemp()
 
         def emit(self, name: str, /, *, step: int | None = None, **fields: Any) -> None:
             recorder.receive(Event(name, step, {}, {key: str(value) for key, value in fields.items()}))
