@@ -3,7 +3,7 @@ exact, and a run that is stopped and resumed is the run that would have been, ho
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -15,11 +15,18 @@ from stovetop.backends import recording
 from stovetop.backends.opened_base import Call
 from stovetop.checkpoints import Start, load_checkpoints_file
 from stovetop.client import ServiceClient, TrainingClient
-from stovetop.errors import StageFailed
+from stovetop.errors import InvalidRequest, StageFailed
 from stovetop.kitchen import Positions, Row, stage
 from stovetop.kitchen.stages.policies import Policy
 from stovetop.kitchen.workflow import Workflow
-from stovetop.kitchen.workflows import PPO, REINFORCEMENT, STREAMING
+from stovetop.kitchen.workflows import (
+    PPO,
+    REINFORCEMENT,
+    STREAMING,
+    do_async_training,
+    do_sync_training,
+    do_sync_training_with_stream_minibatch,
+)
 from stovetop.recipes import rl_loop
 from stovetop.runs import Run, load, open_run
 
@@ -196,6 +203,28 @@ def test_streaming_learns_what_the_whole_batch_teaches_and_is_refused_ahead_of_t
     ahead = replace(streaming, log_path=f"{config.log_path}-ahead", max_steps_off_policy=1)
     with pytest.raises(StageFailed, match="max_steps_off_policy must be 0"):
         asyncio.run(train(ahead, STREAMING))
+
+
+async def call(function: Callable[..., Awaitable[dict[str, object]]], config: RLConfig) -> list[float]:
+    with (
+        recording.open_service(config.log_path) as service,
+        open_run(config.log_path, config, console=False) as run,
+    ):
+        await function(config, service=service, run=run)
+    return [row["lag"] for row in rows(config.log_path)[:-1]]
+
+
+def test_training_on_policy_in_minibatches_and_ahead_are_calls_of_one_workflow(config: RLConfig) -> None:
+    config = replace(config, max_steps=2)
+    streaming = StreamingConfig(**{**asdict(config), "log_path": f"{config.log_path}-streaming"})
+    ahead = replace(config, max_steps_off_policy=1, log_path=f"{config.log_path}-ahead")
+    assert asyncio.run(call(do_sync_training, config)) == [0, 0]
+    assert asyncio.run(call(do_sync_training_with_stream_minibatch, streaming)) == [0, 0]
+    assert asyncio.run(call(do_async_training, ahead)) == [0, 1]
+    with pytest.raises(InvalidRequest, match="must be 0, or use do_async_training: 1"):
+        asyncio.run(call(do_sync_training, ahead))
+    with pytest.raises(InvalidRequest, match="must be 1 or more, or use do_sync_training: 0"):
+        asyncio.run(call(do_async_training, config))
 
 
 def test_a_field_that_only_a_variant_reads_is_refused_by_the_others(config: RLConfig) -> None:

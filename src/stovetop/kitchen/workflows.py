@@ -1,5 +1,9 @@
 """The workflows of the product, as values. Which stages they have, and in which order, is all that is said here."""
 
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from stovetop.errors import InvalidRequest
 from stovetop.kitchen.nodes import Loop, Station, When
 from stovetop.kitchen.stages.distillation import (
     assemble_distillation_batch,
@@ -85,6 +89,9 @@ from stovetop.kitchen.stages.supervised import (
     make_evaluators,
 )
 from stovetop.kitchen.workflow import Workflow
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Chats in, a model that answers like them out. `recipes/sl_loop.py` shows the same as one flat loop.
 SUPERVISED = Workflow(
@@ -297,6 +304,36 @@ TOPK_DISTILLATION = (
     .replace("teacher_inference", teacher_topk)
     .named("topk_distillation")
 )
+
+
+# ---- reinforcement learning as calls ---------------------------------------------------------------------------------
+
+
+async def do_sync_training(config: "DataclassInstance", **ports: object) -> dict[str, object]:
+    """REINFORCEMENT on-policy: each batch is sampled with the weights that it trains. The config has
+    `max_steps_off_policy` 0; ports and what is returned are those of `Workflow.run`."""
+    return await REINFORCEMENT.run(_at_depth(config, ahead=False), **ports)
+
+
+async def do_sync_training_with_stream_minibatch(config: "DataclassInstance", **ports: object) -> dict[str, object]:
+    """STREAMING: likewise, with minibatches that are trained on as they come."""
+    return await STREAMING.run(_at_depth(config, ahead=False), **ports)
+
+
+async def do_async_training(config: "DataclassInstance", **ports: object) -> dict[str, object]:
+    """REINFORCEMENT with sampling ahead of training by the config's `max_steps_off_policy`, 1 or more."""
+    return await REINFORCEMENT.run(_at_depth(config, ahead=True), **ports)
+
+
+def _at_depth(config: "DataclassInstance", *, ahead: bool) -> "DataclassInstance":
+    depth = next((getattr(config, each.name) for each in fields(config) if each.name == "max_steps_off_policy"), 0)
+    if (depth > 0) != ahead:
+        wanted = "1 or more, or use do_sync_training" if ahead else "0, or use do_async_training"
+        raise InvalidRequest(f"max_steps_off_policy must be {wanted}: {depth}")
+    return config
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
 
 
 def list_workflows() -> dict[str, Workflow]:
