@@ -12,6 +12,7 @@ from examples import OTHER_TOKENS, datum
 
 from engine import tiny
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.opened_base import NamedModels
 from stovetop.backends.recording.service import RecordingEngine
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.durable import LOCAL_DISK
@@ -56,8 +57,8 @@ def test_ops_of_a_run_with_custom_losses_give_the_same_bits_again(kind: str, tmp
         return submit(op)
 
     engine.submit = record
-    labels = RunLabels({}, None, None)
-    with InProcessServiceClient.over(lambda name: engine, tmp_path, models=lambda: ["tiny"], labels=labels) as service:
+    labels = RunLabels()
+    with InProcessServiceClient.over(lambda name: engine, tmp_path, models=NamedModels(), labels=labels) as service:
         clients = [service.create_lora_training_client("tiny", rank=2, seed=seed).result() for seed in range(3)]
         futures = []
         for index in range(4):
