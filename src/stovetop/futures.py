@@ -47,6 +47,8 @@ class APIFuture(Generic[T]):
         return await self
 
     def future(self) -> "concurrent.futures.Future[T]":
+        """The same result as a future of the standard library. A callback that is added to it runs in the thread that
+        brings the results of all calls: it may make calls, and is refused to wait for one that is not done."""
         return self._future
 
     def __reduce__(self) -> NoReturn:
@@ -78,9 +80,33 @@ class ClientFuture(APIFuture[T]):
         return getattr(self.result(), name)
 
 
+class AnsweringThread(threading.Thread):
+    """A thread that brings results of calls, and so calls the callbacks on their futures."""
+
+
+def in_answering_thread() -> bool:
+    return isinstance(threading.current_thread(), AnsweringThread)
+
+
 class _Answer(concurrent.futures.Future[T]):
     """A future whose callbacks cannot keep its answer from each other, nor end the thread that brings it: the library
-    logs what is raised in one of them if it is an Exception, and lets the rest go by, sys.exit() for one."""
+    logs what is raised in one of them if it is an Exception, and lets the rest go by, sys.exit() for one. Nor can they
+    wait for an answer that would come from the thread in which they run."""
+
+    def result(self, timeout: float | None = None) -> T:
+        self._refuse_in_callback("result")
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._refuse_in_callback("exception")
+        return super().exception(timeout)
+
+    def _refuse_in_callback(self, what: str) -> None:
+        if not self.done() and in_answering_thread():
+            raise InvalidRequest(
+                f"{what}: a callback on a future runs in the thread that brings the results of all calls, so it cannot "
+                "wait for one; wait in a thread of your own, or add a callback to this future too"
+            )
 
     def add_done_callback(self, fn: "Callable[[concurrent.futures.Future[T]], object]") -> None:
         super().add_done_callback(partial(_contained, fn))

@@ -123,6 +123,32 @@ def test_a_call_of_its_own_client_is_refused_at_once(trainer: TrainingClient, ca
     assert not left_behind(trainer)
 
 
+def leave_block(service: ServiceClient) -> None:
+    with service:
+        pass
+
+
+def leave_async_block(service: ServiceClient) -> None:
+    async def leave() -> None:
+        async with service:
+            pass
+
+    asyncio.run(leave())
+
+
+@pytest.mark.parametrize("close", [lambda service: service.close(), leave_block, leave_async_block])
+def test_a_loss_cannot_close_its_service_which_would_wait_for_it(
+    provider: Provider, backend: ServiceClient, trainer: TrainingClient, close: Callable[[ServiceClient], object]
+) -> None:
+    def closes(data: Any, scored: Any) -> Any:
+        close(backend)
+        return total(data, scored)
+
+    with pytest.raises(RequestFailedError, match="a custom loss cannot close its own service"):
+        trainer.forward_backward_custom([datum()], closes).result(timeout=10)
+    another(provider, backend).forward_backward_custom([datum()], total).result(timeout=10)  # it is open
+
+
 def test_a_loss_within_a_loss_cannot_call_the_client_of_the_outer_one(
     provider: Provider, backend: ServiceClient, trainer: TrainingClient
 ) -> None:

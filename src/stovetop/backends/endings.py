@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stovetop.backends.interruption import Interrupted, Interruptible
+from stovetop.futures import in_answering_thread
 
 SECONDS_TO_FINISH = 0.5  # for what runs when the rest is dropped; after that it is interrupted
 SECONDS_TO_STOP = 60.0  # for a library in C++ to come back to Python, which takes as long as its longest call
@@ -43,8 +44,8 @@ class Ending(Protocol):
 
 def wait_for(work: Ending, timeout_s: float | None = None) -> bool:
     """Waits until its thread has ended. Whether there is nothing to wait for: so too before it has started, and in the
-    thread itself."""
-    if work.thread.ident is None or work.thread is threading.current_thread():
+    thread itself, or another one for which it may wait."""
+    if work.thread.ident is None or work.thread is threading.current_thread() or in_answering_thread():
         return True
     work.thread.join(timeout_s)
     return not work.thread.is_alive()

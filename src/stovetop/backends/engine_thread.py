@@ -24,7 +24,7 @@ from stovetop.backends.interruption import Interrupted, Interruptible
 from stovetop.backends.snapshot_writer import SnapshotWriter
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, CheckpointError, QueueFull, RequestFailedError, ServiceClosed, StovetopError
-from stovetop.futures import APIFuture, pending, refuse_in_fork
+from stovetop.futures import AnsweringThread, APIFuture, pending, refuse_in_fork
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,9 @@ class EngineThread:
         self._work = Interruptible()
         self._writer = SnapshotWriter(name, self.crew)
         self._ended: Future[None] = pending()
-        self.thread = threading.Thread(target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True)
+        self.thread: threading.Thread = AnsweringThread(
+            target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True
+        )
         self.crew.add(self)
         self.thread.start()
 
@@ -185,6 +187,10 @@ class EngineThread:
             ) from self._failed
         if closed:
             raise ServiceClosed(f"{before}{CLOSED}")
+
+    def refuse_within_loss(self, what: str) -> None:
+        """Refuses what would wait for the custom loss that calls it."""
+        self._expected.refuse_within(what)
 
     def _is_closed_to_caller(self) -> bool:
         """What is still to be done may call more."""

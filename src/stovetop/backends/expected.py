@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from stovetop.errors import InvalidRequest
+
 log = logging.getLogger(__name__)
 
 SECONDS_FOR_WORK = 3600.0  # more than a loss takes; one that waits for itself is ended by this
@@ -81,6 +83,13 @@ class AllExpected:
     def called_from_within(self) -> bool:
         """Whether this code is a part of anything that is expected here."""
         return any(expected in self for expected in _AT_WORK.get())
+
+    def refuse_within(self, what: str) -> None:
+        """Refuses a call, of this name, that would wait for the code that makes it."""
+        if self.called_from_within():
+            raise InvalidRequest(
+                f"{what}: a custom loss cannot close its own service, which waits for it; do this before or after it"
+            )
 
     def look(self) -> float | None:
         """Gives up what is late, and tells what goes on for long. Returns in how many seconds to look again."""

@@ -196,7 +196,9 @@ class InProcessServiceClient(ServiceClient):
 
     @checked
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
-        """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun."""
+        """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun. Refused
+        in a custom loss of this service, for which it would wait."""
+        self._bases.refuse_within_loss("close")
         self._bases.close()
         return resolved(None)
 
@@ -205,6 +207,7 @@ class InProcessServiceClient(ServiceClient):
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._bases.refuse_within_loss("leaving the service")
         if _is_failure(error):
             self._bases.drop(error)
             self._bases.stop()
@@ -217,6 +220,7 @@ class InProcessServiceClient(ServiceClient):
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """The event loop goes on meanwhile."""
+        self._bases.refuse_within_loss("leaving the service")
         try:
             if _is_failure(error):
                 self._bases.drop(error)

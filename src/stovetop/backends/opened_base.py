@@ -188,6 +188,11 @@ class OpenedBases:
         if self._closed:
             raise ServiceClosed(CLOSED if what is None else f"{what}: {CLOSED}")
 
+    def refuse_within_loss(self, what: str) -> None:
+        """Refuses what would wait for the custom loss that calls it."""
+        for thread in self._threads():
+            thread.refuse_within_loss(what)
+
     def lengths(self) -> dict[str, int | None]:
         """The base models there are, with their longest context in tokens where they are loaded."""
         opened = {thread.name: _context_length(thread) for thread in self._threads() if thread.failed is None}

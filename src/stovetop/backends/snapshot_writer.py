@@ -10,6 +10,7 @@ from typing import NamedTuple
 from stovetop.backends.endings import Crew
 from stovetop.backends.interruption import Interruptible
 from stovetop.engine.ops import Snapshot
+from stovetop.futures import AnsweringThread
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class SnapshotWriter:
         self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._crew = crew
         self._work = Interruptible()
-        self.thread = threading.Thread(target=self._run, name=f"writer {name}", daemon=True)
+        self.thread: threading.Thread = AnsweringThread(target=self._run, name=f"writer {name}", daemon=True)
         self._num_in_memory = 0
         self._num_unanswered = 0
         self._num_dropped = 0
