@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -88,16 +90,7 @@ def test_an_async_block_drops_when_it_is_cancelled_and_finishes_otherwise() -> N
 def test_ctrl_c_while_a_service_finishes_drops_the_rest() -> None:
     service = slow_service()
     futures = queue_many(service)
-    thread = service._bases.open("any/model").thread  # pyright: ignore[reportPrivateUsage]
-
-    join = thread.thread.join
-
-    def interrupted(timeout: float | None = None) -> None:
-        if timeout is None:  # as if it were pressed while it waits
-            raise KeyboardInterrupt
-        join(timeout)
-
-    thread.thread.join = interrupted
+    threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         service.close()
     with pytest.raises(RequestFailedError, match="KeyboardInterrupt"):

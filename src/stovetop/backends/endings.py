@@ -23,6 +23,7 @@ SECONDS_TO_STOP = 60.0  # for a library in C++ to come back to Python, which tak
 SECONDS_BETWEEN_INTERRUPTS = 0.1
 SECONDS_IDLE = 1.0  # without a moment of a processor: then it waits for something, and may be left behind
 SECONDS_BETWEEN_LOOKS = 0.5  # at the main thread
+SECONDS_BETWEEN_GLANCES = 0.002  # at a thread that is to end
 
 _FORGOTTEN = "the program ended first; to finish, wait for its result or use the service in a `with` block"
 
@@ -47,7 +48,10 @@ def wait_for(work: Ending, timeout_s: float | None = None) -> bool:
     thread itself, or another one for which it may wait."""
     if work.thread.ident is None or work.thread is threading.current_thread() or in_answering_thread():
         return True
-    work.thread.join(timeout_s)
+    give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+    # Not `join`: where Ctrl-C interrupts one, CPython 3.11 takes a thread that still runs for one that has ended.
+    while work.thread.is_alive() and (give_up_s is None or time.monotonic() < give_up_s):
+        time.sleep(SECONDS_BETWEEN_GLANCES)
     return not work.thread.is_alive()
 
 
