@@ -10,6 +10,7 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
+from stovetop.engine.sampling import sampler
 from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import AdamParams, LoraConfig, ModelInput, SamplingParams
@@ -142,3 +143,37 @@ def test_a_forward_backward_that_was_taken_back_is_as_if_it_never_was() -> None:
 
 def exits(*_: object) -> None:
     raise SystemExit("of a test")
+
+
+@pytest.mark.parametrize(("most_running", "num_positions"), [(16, None), (512, 640)])
+def test_who_has_queued_many_samples_delays_the_first_of_another_by_little(
+    model: BaseModel, monkeypatch: pytest.MonkeyPatch, most_running: int, num_positions: int | None
+) -> None:
+    """Whatever is short: places in the batch, or the memory for keys and values."""
+    monkeypatch.setattr(sampler, "MAX_RUNNING", most_running)
+    engine = Engine(model, max_kv_bytes=None if num_positions is None else tiny.kv_bytes(num_positions, model))
+    params = SamplingParams(20, 0, [])
+    many = [
+        engine.submit(ops.Sample(None, ModelInput.from_ints(tiny.tokens(8, number)), 8, params, False, 0, queue="many"))
+        for number in range(20)
+    ]
+    before = finished(engine, 10)
+    late = engine.submit(ops.Sample(None, ModelInput.from_ints([1, 2, 3]), 1, params, False, 0, queue="one"))
+    while late not in before:
+        before += finished(engine, 1)
+    assert 0 < len([ticket for ticket in many if ticket in before]) <= 8
+    while not engine.idle:
+        before += finished(engine, 1)
+    assert sorted(before, key=lambda ticket: ticket.number) == [*many, late]
+
+
+def test_one_request_of_many_samples_delays_that_of_another_by_little(
+    model: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "MAX_RUNNING", 8)
+    engine = Engine(model)
+    prompt, params = ModelInput.from_ints([1, 2, 3]), SamplingParams(5, 0, [])
+    engine.submit(ops.Sample(None, prompt, 400, params, False, 0, queue="many"))
+    finished(engine, 3)
+    late = engine.submit(ops.Sample(None, prompt, 2, params, False, 0, queue="one"))
+    assert late in finished(engine, 20)

@@ -1,6 +1,7 @@
 """A seeded random Llama of vocabulary 512, and what tests of the engine do with it."""
 
 import functools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -110,24 +111,21 @@ class AdapterHandle(str):
         self.adapter.gradients = gradients
 
 
-class WeightsHandle(str):
-    """The id of weights that a test made itself; `submit` makes the engine know them."""
-
-    weights: AdapterWeights
+NAMED: "weakref.WeakValueDictionary[str, AdapterWeights]" = weakref.WeakValueDictionary()  # that a test made itself
 
 
 def named(weights: AdapterWeights | None) -> Any:
-    """The id under which ops name weights."""
+    """The id under which ops name weights; `submit` makes the engine know them."""
     if weights is None:
         return None
-    handle = WeightsHandle(f"weights {id(weights)}")
-    handle.weights = weights
-    return handle
+    name = f"weights {id(weights)}"
+    NAMED[name] = weights
+    return name
 
 
 def submit(engine: Engine, op: ops.Op) -> ops.Ticket:
-    if isinstance(op, ops.SamplingOp) and isinstance(op.weights, WeightsHandle):
-        engine.adapters.frozen[op.weights] = op.weights.weights
+    if isinstance(op, ops.SamplingOp) and op.weights in NAMED:
+        engine.adapters.frozen[op.weights] = NAMED[op.weights]
         ticket = engine.submit(op)
         del engine.adapters.frozen[op.weights]  # the request has them
         return ticket

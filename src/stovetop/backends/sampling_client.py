@@ -31,6 +31,7 @@ class InProcessSamplingClient:
         """`state` describes the weights; None, with the weights, where it is the base model as it is."""
         self._base = base
         self._weights = weights
+        self._queue = base.new_weights("base model") if weights is None else weights
         self._state = state
         if weights is not None:
             weakref.finalize(self, base.thread.forget, ops.DropWeights(weights)).atexit = False
@@ -65,7 +66,15 @@ class InProcessSamplingClient:
                 {"prompt": prompt, "num_samples": num_samples, "sampling_params": sampling_params},
             )
         )
-        op = ops.Sample(self._weights, prompt, num_samples, params, include_prompt_logprobs, topk_prompt_logprobs)
+        op = ops.Sample(
+            self._weights,
+            prompt,
+            num_samples,
+            params,
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            queue=self._queue,
+        )
         sequence_ids = [f"sample-{next(self._base.sample_number)}" for _ in range(num_samples)]
         return self._base.thread.call(
             "sample", op, lambda response: _as_asked(response, sequence_ids, prompt_logprobs_last_n)
@@ -81,7 +90,7 @@ class InProcessSamplingClient:
         self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
         return self._base.thread.call(
             "compute_logprobs",
-            ops.ComputeLogprobs(self._weights, prompt),
+            ops.ComputeLogprobs(self._weights, prompt, queue=self._queue),
             lambda logprobs: _last(logprobs, prompt_logprobs_last_n),
         )
 

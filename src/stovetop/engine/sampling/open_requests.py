@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.lora.weights import AdapterWeights
-from stovetop.engine.ops import Ticket
+from stovetop.engine.ops import Ticket, queue_of
 from stovetop.engine.sampling.samples import Request, Start
+from stovetop.engine.sampling.turns import Turn, Turns
 
 
 @dataclass(slots=True)
@@ -20,10 +21,14 @@ class _Held:
 
 
 class Ready:
-    """What is computed and has samples that have no room yet, oldest first."""
+    """What is computed and has samples that have no room yet. Queues are served in turn, a turn being one sample, and
+    in each the oldest first."""
 
     def __init__(self) -> None:
-        self._starts: OrderedDict[int, Start] = OrderedDict()  # by id
+        self._starts: OrderedDict[int, Start] = OrderedDict()  # by id, oldest first
+        self._queues: dict[str, OrderedDict[int, Start]] = {}  # the same by queue
+        self._turn_of: dict[str, Turn] = {}  # of the next sample of each queue
+        self._turns = Turns()
         self._held: dict[int, _Held] = {}  # by id of the cache, which several may go on from
 
     def __len__(self) -> int:
@@ -41,7 +46,9 @@ class Ready:
 
     @property
     def first(self) -> Start:
-        return next(iter(self._starts.values()))
+        """From which the next sample is to go on."""
+        queue = min(self._turn_of, key=self._turn_of.__getitem__)
+        return next(iter(self._queues[queue].values()))
 
     def num_together(self, cache: KVCache) -> int:
         """Samples that go on from this cache."""
@@ -49,18 +56,34 @@ class Ready:
         return 0 if held is None else held.num_left
 
     def append(self, start: Start) -> None:
-        cache = start.prompt.cache
+        cache, queue = start.prompt.cache, queue_of(start.prompt.op)
         held = self._held.setdefault(id(cache), _Held(cache))
         held.num_starts += 1
         held.num_left += start.num_left
         self._starts[id(start)] = start
+        self._queues.setdefault(queue, OrderedDict())[id(start)] = start
+        if queue not in self._turn_of:
+            self._turn_of[queue] = self._turns.next(queue, 1)
 
     def put_first(self, start: Start) -> None:
+        """Before the others of its queue."""
         self.append(start)
         self._starts.move_to_end(id(start), last=False)
+        self._queues[queue_of(start.prompt.op)].move_to_end(id(start), last=False)
+
+    def take(self, start: Start) -> None:
+        """Out of it, for one of its samples begins: the next turn of its queue comes behind those of others."""
+        queue = queue_of(start.prompt.op)
+        self._turns.served(self._turn_of[queue])
+        self.remove(start)
+        if queue in self._turn_of:
+            self._turn_of[queue] = self._turns.next(queue, 1)
 
     def remove(self, start: Start) -> None:
-        del self._starts[id(start)]
+        queue = queue_of(start.prompt.op)
+        del self._starts[id(start)], self._queues[queue][id(start)]
+        if not self._queues[queue]:
+            del self._queues[queue], self._turn_of[queue]
         held = self._held[id(start.prompt.cache)]
         held.num_starts -= 1
         held.num_left -= start.num_left
@@ -74,8 +97,8 @@ class Ready:
         return start
 
     def clear(self) -> None:
-        self._starts.clear()
-        self._held.clear()
+        for table in (self._starts, self._queues, self._turn_of, self._held):
+            table.clear()
 
 
 class OpenRequests:

@@ -10,6 +10,7 @@ from torch import Tensor
 from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
+from stovetop.engine.sampling.turns import Turn
 from stovetop.errors import InvalidRequest
 
 PromptKey = tuple[int, bytes]  # equal for prompts of the same weights and the same tokens
@@ -28,7 +29,7 @@ class Prompt:
     last_hidden_E: Tensor | None = None  # of the last token, once it is computed
     logprobs: list[float | None] = field(default_factory=lambda: [None])
     top_logprobs: list[list[tuple[int, float]] | None] = field(default_factory=lambda: [None])
-    turn: int = 0  # prompts have their turns in the order of these
+    turn: Turn = (0.0, 0)  # prompts have their turns in the order of these
     key: PromptKey = field(init=False)
 
     def __post_init__(self) -> None:

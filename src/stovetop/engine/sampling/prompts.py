@@ -122,7 +122,7 @@ class Prompts:
                 self._begun.pop(id(prompt))
                 # before others push it out
                 done += [prompt] if prompt.is_again else [prompt, *self._twins(self._kept.keep(prompt))]
-            else:  # behind those that had no turn
+            else:  # behind those of its queue that had no turn
                 self._waiting.have_turn_last(prompt)
                 self._begun.move_to_end(id(prompt))
         return Computed(done, failed)
@@ -150,6 +150,7 @@ class Prompts:
                     continue
             length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, num_left)
             taken.append(_Turn(prompt, length))
+            self._waiting.has_turn(prompt)
             num_left -= length
         for prompt in [*(turn.prompt for turn in taken), *(one.item for one in failed)]:
             self._waiting.remove(prompt)

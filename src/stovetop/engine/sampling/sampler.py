@@ -313,7 +313,7 @@ class Sampler:
     # ---- admission ---------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Starts samples while there is room, oldest request first, and draws the next token of each."""
+        """Starts samples while there is room, queues in turn, and draws the next token of each."""
         if self._is_full or not self._ready:
             return
         first = len(self._running)
@@ -358,7 +358,7 @@ class Sampler:
     def _begin(self, start: Start, prefix: Prefix | None) -> None:
         """The next sample of the first that is ready."""
         request, sequence = start.request, start.returning
-        self._ready.remove(start)
+        self._ready.take(start)
         if sequence is None:
             index = request.num_started
             sequence = Running(request, index, next(self._numbers), request.stream(index), prefix)

@@ -6,14 +6,16 @@ logprobs alone are asked for, so that a kind for which there is no room is not l
 are found by their tokens.
 """
 
+import bisect
 import heapq
 import itertools
-from collections import OrderedDict
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from stovetop.engine.ops import Sample
+from stovetop.engine.ops import Sample, queue_of
 from stovetop.engine.sampling.prompt import Prompt, PromptKey
+from stovetop.engine.sampling.turns import Turns
 
 MOST_PUT_OFF = 64  # are looked at again in every step; those behind them wait too
 
@@ -62,42 +64,78 @@ class Room:
         self.num_ahead += prompt.num_positions if isinstance(prompt.op, Sample) else 0
 
 
-class WaitingPrompts:
-    """By id, in the order of their turns."""
+class _Line:
+    """Prompts in the order of their turns."""
 
     def __init__(self) -> None:
-        self._samples: OrderedDict[int, Prompt] = OrderedDict()
-        self._scores: OrderedDict[int, Prompt] = OrderedDict()
+        self._prompts: list[Prompt] = []
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return iter(self._prompts)
+
+    def __contains__(self, prompt: Prompt) -> bool:
+        return self._place(prompt) is not None
+
+    def add(self, prompt: Prompt) -> None:
+        bisect.insort(self._prompts, prompt, key=_turn_of)
+
+    def remove(self, prompt: Prompt) -> None:
+        place = self._place(prompt)
+        if place is not None:
+            del self._prompts[place]
+
+    def clear(self) -> None:
+        self._prompts.clear()
+
+    def _place(self, prompt: Prompt) -> int | None:
+        place = bisect.bisect_left(self._prompts, prompt.turn, key=_turn_of)
+        is_here = place < len(self._prompts) and self._prompts[place] is prompt
+        return place if is_here else None
+
+
+_turn_of = operator.attrgetter("turn")
+
+
+class WaitingPrompts:
+    """In the order of their turns: queues are served in turn, and in each the oldest first."""
+
+    def __init__(self) -> None:
+        self._samples, self._scores = _Line(), _Line()
         self._alike: dict[PromptKey, dict[int, Prompt]] = {}  # those that need not be computed whole
-        self._last, self._first = itertools.count(1), itertools.count(-1, -1)
+        self._turns = Turns()
 
     def __len__(self) -> int:
         return len(self._samples) + len(self._scores)
 
     def __contains__(self, prompt: Prompt) -> bool:
-        return id(prompt) in self._line(prompt)
+        return prompt in self._line(prompt)
 
     def add(self, prompt: Prompt) -> None:
-        """Behind all others."""
-        self.have_turn_last(prompt)
-        self._line(prompt)[id(prompt)] = prompt
+        """Behind the others of its queue."""
+        prompt.turn = self._turns.next(queue_of(prompt.op), len(prompt.tokens))
+        self._line(prompt).add(prompt)
         self._index(prompt)
 
     def add_first(self, prompt: Prompt) -> None:
         """Before all others."""
-        prompt.turn = next(self._first)
-        line = self._line(prompt)
-        line[id(prompt)] = prompt
-        line.move_to_end(id(prompt), last=False)
+        prompt.turn = self._turns.before_all()
+        self._line(prompt).add(prompt)
         self._index(prompt)
 
     def have_turn_last(self, prompt: Prompt) -> None:
-        """Behind all that wait or are begun."""
-        prompt.turn = next(self._last)
+        """Behind all of its queue that wait or are begun; its tokens were counted when it came."""
+        prompt.turn = self._turns.next(queue_of(prompt.op), 0)
+
+    def has_turn(self, prompt: Prompt) -> None:
+        """It is computed now, or a piece of it."""
+        self._turns.served(prompt.turn)
 
     def remove(self, prompt: Prompt) -> None:
         """If it is there."""
-        self._line(prompt).pop(id(prompt), None)
+        self._line(prompt).remove(prompt)
         alike = self._alike.get(prompt.key, {})
         alike.pop(id(prompt), None)
         if not alike:
@@ -114,11 +152,11 @@ class WaitingPrompts:
     def in_turn(self, begun: Iterable[Prompt], room: Room) -> Iterator[Prompt]:
         """These and those that wait, in the order of their turns; those that wait as long as there is `room` for their
         kind. They stay until they are removed, which has to wait until this has ended."""
-        samples = itertools.takewhile(lambda _: room.takes_samples, self._samples.values())
-        scores = itertools.takewhile(lambda _: room.takes_scores, self._scores.values())
-        return heapq.merge(begun, samples, scores, key=lambda prompt: prompt.turn)
+        samples = itertools.takewhile(lambda _: room.takes_samples, self._samples)
+        scores = itertools.takewhile(lambda _: room.takes_scores, self._scores)
+        return heapq.merge(begun, samples, scores, key=_turn_of)
 
-    def _line(self, prompt: Prompt) -> OrderedDict[int, Prompt]:
+    def _line(self, prompt: Prompt) -> _Line:
         return self._samples if isinstance(prompt.op, Sample) else self._scores
 
     def _index(self, prompt: Prompt) -> None:
