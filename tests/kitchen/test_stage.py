@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -130,7 +131,7 @@ Workflow("fine", get, get.using("other"))
 Workflow("wrong", plain)  # line 18
 """)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict", "reportMissingTypeStubs": false}')
-    checked = run_python("-m", "pyright", "-p", str(tmp_path))
+    checked = run_python("-m", "pyright", "-p", str(tmp_path), "--pythonpath", sys.executable)
     lines = [int(line.split(":")[1]) for line in checked.stdout.splitlines() if " error: " in line]
     assert sorted(set(lines)) == [10, 11, 12, 18], checked.stdout
 

@@ -229,6 +229,15 @@ class EngineThread:
 
     def _run(self, open_engine: Callable[[], ops.Engine]) -> None:
         try:
+            self._open_and_serve(open_engine)
+        except BaseException:  # all calls are answered by now, and somebody waits for the end
+            log.exception("the end of the engine of %r failed", self.name)
+        finally:
+            self._ended.set_result(None)
+            self.crew.leave(self)
+
+    def _open_and_serve(self, open_engine: Callable[[], ops.Engine]) -> None:
+        try:
             self.loaded.set_result(self._work.run(open_engine))
         except BaseException as error:  # it belongs to those who wait for the engine
             self._end(self._dropped or error, as_it_is=self._dropped is None and isinstance(error, StovetopError))
@@ -251,8 +260,6 @@ class EngineThread:
                 self._end(raised)
             self.loaded = pending()  # nothing keeps the model
             self.loaded.set_exception(ServiceClosed(CLOSED))
-        self._ended.set_result(None)
-        self.crew.leave(self)
 
     def _serve(self, engine: ops.Engine) -> None:
         """Between two steps nothing here refers to what the last one was about."""
