@@ -82,7 +82,7 @@ def is_of_the_whole(place: Place) -> bool:
     return (
         place.caller.co_filename.removeprefix(PACKAGE) in OURS
         or place.called.co_name == "cancel"
-        or place.caller.co_name == "weights_in_use"  # between the work on two tickets
+        or place.caller.co_name in ("idle", "weights_in_use", "tickets")  # asked between the work on two tickets
     )
 
 
