@@ -27,6 +27,8 @@ from rich.table import Table
 
 from stovetop.model_store import require_model
 
+HERE = Path(__file__).resolve().parents[1]
+
 # measure -> side -> module and function that does it
 MEASURES: dict[str, dict[str, str]] = {
     "train": {
@@ -67,11 +69,14 @@ def run_here(side: str, measure: str, setting: Setting) -> Numbers:
     return measurement(setting)
 
 
-def run_apart(side: str, measure: str, options: argparse.Namespace) -> Numbers:
-    """The same in a fresh process. What it prints besides its numbers is shown if it fails."""
+def run_apart(side: str, measure: str, options: argparse.Namespace, checkout: Path = HERE) -> Numbers:
+    """The same in a fresh process, with the files of this checkout or of another one. What it prints besides its
+    numbers is shown if it fails."""
     words = [f"--model={options.model}", f"--dtype={options.dtype}", f"--threads={options.threads}"]
-    command = [sys.executable, __file__, "--side", side, "--measure", measure, "--size", options.size, *words]
+    program = str(checkout / "benchmarks" / "compare.py")
+    command = [sys.executable, program, "--side", side, "--measure", measure, "--size", options.size, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = str(checkout / "src")
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{side} {measure} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")

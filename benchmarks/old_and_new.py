@@ -9,18 +9,15 @@ medians of the rounds count; a ratio above 1 says that this checkout is faster.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
+from compare import HERE, run_apart
 from compare_work import SIZES
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parents[1]
 MEASURES = {  # of `compare.py`, with the side that is ours, and those of its numbers that are speeds
     "train": ("ours", ["tokens_per_s"]),
     "sample_equal": ("ours", ["tokens_per_s"]),
@@ -31,23 +28,12 @@ MEASURES = {  # of `compare.py`, with the side that is ours, and those of its nu
 }
 
 
-def measured(checkout: Path, measure: str, options: argparse.Namespace) -> dict[str, float]:
-    """The numbers of one measurement, in a process of its own."""
-    side, _ = MEASURES[measure]
-    program = [sys.executable, str(checkout / "benchmarks" / "compare.py"), "--side", side, "--measure", measure]
-    settings = ["--size", options.size, "--threads", str(options.threads), "--dtype", options.dtype]
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": str(options.threads)}
-    done = subprocess.run([*program, *settings], capture_output=True, text=True, env=environment, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{measure} of {checkout} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, help="the other checkout")
     usual = ["train", "sample_equal", "sample_ragged", "mode"]
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=usual)
+    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", choices=SIZES, default="quick")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -58,8 +44,9 @@ def main() -> None:
     for turn in range(options.rounds):
         for measure in options.only:
             for checkout in (options.old.resolve(), HERE)[:: 1 if turn % 2 == 0 else -1]:
-                numbers = measured(checkout, measure, options)
-                for name in MEASURES[measure][1]:
+                side, names = MEASURES[measure]
+                numbers = run_apart(side, measure, options, checkout)
+                for name in names:
                     speeds.setdefault((measure, name), {}).setdefault(checkout, []).append(numbers[name])
                 console.print(f"round {turn + 1}, {measure}, {checkout.name}: {numbers}", highlight=False)
     table = Table("", "old", "new", "new / old")

@@ -140,6 +140,17 @@ def _check_input(index: int, name: str, datum: Datum) -> None:
         raise InvalidRequest(f"datum {index}: sequence_ratio_mask must hold 0 and 1 only")
 
 
+def check_step(gradients: object | None, failure: BaseException | None) -> None:
+    """What an optim_step steps with: gradients, and no forward_backward that failed since the last step, for then they
+    are half of what was asked for."""
+    if failure is not None:
+        raise InvalidRequest(
+            f"a forward_backward before it failed, so its gradients are dropped: {failure}"
+        ) from failure
+    if gradients is None:
+        raise InvalidRequest("there is no gradient; call forward_backward before optim_step")
+
+
 def check_stop(params: SamplingParams, limits: ModelLimits, get_tokenizer: Callable[[], Tokenizer]) -> None:
     """A stop string needs a tokenizer, a stop token its place in the vocabulary."""
     stop = () if params.stop is None else params.stop

@@ -170,7 +170,7 @@ class EngineThread:
         with self._lock:
             self._warns = warn
             self._dropped = self._dropped or ServiceClosed(f"dropped because {reason}")
-            self._inbox.put(lambda engine: None)  # where it waits for what a custom loss will bring
+            self._wake()  # where it waits for what a custom loss will bring
         self.finish()
 
     def interrupt(self) -> None:

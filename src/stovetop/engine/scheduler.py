@@ -10,7 +10,8 @@ another's first op by one turn of each queue at most.
 
 A turn costs the same however much is queued: it looks at a bounded number of ready ops.
 
-Sampling is not scheduled here: it reads frozen weights only, so it needs no order (`sampling/sampler.py`).
+Sampling is not scheduled here: it reads frozen weights only, so it needs no order. Whose prompts and samples come next
+is in `sampling/turns.py`.
 """
 
 from bisect import bisect_left, insort
@@ -57,8 +58,8 @@ class Scheduler:
         self._lanes: dict[str, deque[_Waiting]] = {}  # ops that keep their order, by adapter
         self._held: dict[str, ops.ScoreId] = {}  # lanes in which all waits for what became of a custom loss
         self._ready: dict[str, _Waiting] = {}  # by lane
-        self.may_begin: Callable[[Ticket], bool] = lambda ticket: True  # asked of what saves or loads
         self._line: dict[str, list[_Waiting]] = {}  # the same by queue, the next one first, in each the oldest first
+        self.may_begin: Callable[[Ticket], bool] = lambda ticket: True  # asked of what saves or loads
 
     def add(self, ticket: Ticket, passes: Sequence[int] = ()) -> None:
         """`passes` are the tokens of each pass that the op needs."""

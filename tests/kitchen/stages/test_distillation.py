@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,35 +24,13 @@ from stovetop.kitchen.stages.session import init_renderer
 from stovetop.kitchen.stages.steps import optim_step
 from stovetop.renderers.base import Renderer
 from stovetop.rl.rollouts import Rollouts
-from stovetop.runs import Run, load, open_run
+from stovetop.runs import Run, load
 from stovetop.supervised.data import conversations_to_data
 from stovetop.types import AdamParams, Datum
 
 STEPS = Positions(num_per_epoch=3, num_steps=6)
 ADAM = AdamParams(learning_rate=0.25)
 TEACHER = TeacherConfig(base_model="any/teacher")
-
-
-@dataclass(frozen=True)
-class NoConfig:
-    pass
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with open_run(tmp_path / "run", NoConfig(), console=False) as opened:
-        yield opened
-
-
-@pytest.fixture
-def service(run: Run) -> Iterator[InProcessServiceClient]:
-    with open_service(run.path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(service: InProcessServiceClient) -> TrainingClient:
-    return service.create_lora_training_client("any/model", rank=4, seed=0).result()
 
 
 @pytest.fixture

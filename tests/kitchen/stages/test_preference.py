@@ -1,15 +1,12 @@
 """Each stage of preference learning alone, with nothing but what it reads, on the recording backend."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kitchen.stages.configs import ANSWERS, write_comparisons
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.backends.recording import open_service
 from stovetop.checkpoints import CheckpointRecord, Start
 from stovetop.client import TrainingClient
 from stovetop.errors import InvalidRequest
@@ -19,33 +16,11 @@ from stovetop.kitchen.stages.preference import PreferenceData
 from stovetop.kitchen.stages.session import choose_adapter, init_renderer
 from stovetop.preference.losses import DPO, SimPO
 from stovetop.preference.types import LabeledComparison
-from stovetop.runs import Run, load, open_run
+from stovetop.runs import Run, load
 from stovetop.types import AdamParams, OptimStepResponse
 
 ADAPTER = choose_adapter("any/model", 4)
 STEPS = Positions(num_per_epoch=2, num_steps=4)
-
-
-@dataclass(frozen=True)
-class NoConfig:
-    pass
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with open_run(tmp_path / "run", NoConfig(), console=False) as opened:
-        yield opened
-
-
-@pytest.fixture
-def service(run: Run) -> Iterator[InProcessServiceClient]:
-    with open_service(run.path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(service: InProcessServiceClient) -> TrainingClient:
-    return service.create_lora_training_client("any/model", rank=4, seed=0).result()
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Each stage of reinforcement learning alone, with nothing but what it reads, on the recording backend."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +8,6 @@ import pytest
 
 from kitchen.stages.configs import write_problems
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.backends.recording import open_service
 from stovetop.client import TrainingClient
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen import Positions, Row
@@ -20,33 +17,11 @@ from stovetop.kitchen.stages.policies import Policy
 from stovetop.kitchen.stages.session import init_renderer
 from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import RLDataset
-from stovetop.runs import Run, load, open_run
+from stovetop.runs import Run, load
 from stovetop.types import AdamParams
 
 STEPS = Positions(num_per_epoch=3, num_steps=6)
 ADAM = AdamParams(learning_rate=0.25)
-
-
-@dataclass(frozen=True)
-class NoConfig:
-    pass
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with open_run(tmp_path / "run", NoConfig(), console=False) as opened:
-        yield opened
-
-
-@pytest.fixture
-def service(run: Run) -> Iterator[InProcessServiceClient]:
-    with open_service(run.path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(service: InProcessServiceClient) -> TrainingClient:
-    return service.create_lora_training_client("any/model", rank=4, seed=0).result()
 
 
 @pytest.fixture

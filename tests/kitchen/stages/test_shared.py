@@ -1,14 +1,10 @@
 """Each shared stage alone, with nothing but what it reads, on the recording backend."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.backends.recording import open_service
 from stovetop.checkpoints import Start, get_last_checkpoint, submit_checkpoint
 from stovetop.client import TrainingClient
 from stovetop.durable import read_rows
@@ -19,34 +15,12 @@ from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import evaluation, policies, session, steps
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy
-from stovetop.runs import Run, load, open_run
+from stovetop.runs import Run, load
 from stovetop.types import AdamParams, Datum, ModelInput, SaveWeightsForSamplerResponse
 
 MODEL = "any/model"
 DATUM = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
 STEPS = Positions(num_per_epoch=3, num_steps=6)
-
-
-@dataclass(frozen=True)
-class NoConfig:
-    pass
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with open_run(tmp_path / "run", NoConfig(), console=False) as opened:
-        yield opened
-
-
-@pytest.fixture
-def service(run: Run) -> Iterator[InProcessServiceClient]:
-    with open_service(run.path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(service: InProcessServiceClient) -> TrainingClient:
-    return service.create_lora_training_client(MODEL, rank=4, seed=0).result()
 
 
 def emitted(run: Run, name: str) -> list[tuple[int | None, dict[str, float | str]]]:

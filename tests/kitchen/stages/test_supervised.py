@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -18,30 +17,14 @@ from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import supervised
 from stovetop.kitchen.stages.session import init_renderer
 from stovetop.kitchen.stages.supervised import SupervisedData
-from stovetop.runs import Run, load, open_run
+from stovetop.runs import Run, load
 from stovetop.types import AdamParams, OptimStepResponse
-
-
-@dataclass(frozen=True)
-class NoConfig:
-    pass
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with open_run(tmp_path / "run", NoConfig(), console=False) as opened:
-        yield opened
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[InProcessServiceClient]:
     with open_service(tmp_path / "storage") as opened:
         yield opened
-
-
-@pytest.fixture
-def client(service: InProcessServiceClient) -> TrainingClient:
-    return service.create_lora_training_client("any/model", rank=4, seed=0).result()
 
 
 @pytest.fixture

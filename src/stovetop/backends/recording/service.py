@@ -35,7 +35,7 @@ from stovetop.client import Preload, Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, InvalidRequest, UnknownName
-from stovetop.input_checks import ModelLimits
+from stovetop.input_checks import ModelLimits, check_step
 from stovetop.losses import Loss, temperature_of
 from stovetop.rules import AnyOf, Anything, Function, Instance, ListOf, Text, Whole, number
 from stovetop.types import (
@@ -534,15 +534,11 @@ def _accumulate(adapter: Adapter, gradient_VV: Floats) -> None:
 
 
 def _optim_step(adapter: Adapter, params: AdamParams) -> OptimStepResponse:
-    """Gradients are dropped whatever happens; after a failed forward_backward they are half of what was asked for."""
+    """Gradients are dropped whatever happens."""
     gradient_VV, failure = adapter.gradient_VV, adapter.failure
     adapter.gradient_VV, adapter.failure = None, None
-    if failure is not None:
-        raise InvalidRequest(
-            f"a forward_backward before it failed, so its gradients are dropped: {failure}"
-        ) from failure
-    if gradient_VV is None:
-        raise InvalidRequest("there is no gradient; call forward_backward before optim_step")
+    check_step(gradient_VV, failure)
+    assert gradient_VV is not None, "check_step has refused that"
     adapter.delta_VV, adapter.moments, metrics = bigram.adamw(adapter.delta_VV, adapter.moments, gradient_VV, params)
     return OptimStepResponse(metrics)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from stovetop.engine.lora.weights import AdapterWeights, Moments, Tensors
 from stovetop.engine.training.optimizer import MomentsLost, Stepped, adamw
 from stovetop.errors import CheckpointError, InvalidRequest
+from stovetop.input_checks import check_step
 from stovetop.types import AdamParams, OptimStepResponse
 
 
@@ -48,12 +49,8 @@ class Adapter:
     def optim_step(self, params: AdamParams) -> OptimStepResponse:
         gradients, failure = self.gradients, self._failure
         self.gradients, self._failure = None, None
-        if failure is not None:
-            raise InvalidRequest(
-                f"a forward_backward before it failed, so its gradients are dropped: {failure}"
-            ) from failure
-        if gradients is None:
-            raise InvalidRequest("there is no gradient; call forward_backward before optim_step")
+        check_step(gradients, failure)
+        assert gradients is not None, "check_step has refused that"
         self._require_moments()
         keep_moments, stepped = self._still_shared() is not None, None
         try:
