@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from examples import datum
 
+from processes import ctrl_c_is_heard
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.concurrency import together
@@ -90,8 +91,9 @@ def test_an_async_block_drops_when_it_is_cancelled_and_finishes_otherwise() -> N
 def test_ctrl_c_while_a_service_finishes_drops_the_rest() -> None:
     service = slow_service()
     futures = queue_many(service)
-    threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+    ctrl_c = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    with ctrl_c_is_heard(), pytest.raises(KeyboardInterrupt):
+        ctrl_c.start()
         service.close()
     with pytest.raises(RequestFailedError, match="KeyboardInterrupt"):
         futures[-1].result(timeout=0)
