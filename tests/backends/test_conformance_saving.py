@@ -107,6 +107,7 @@ def run_random(service: ServiceClient, provider: Provider, storage: Path, seed: 
     return [*losses, [(folder.parent.name, folder.name, files_of(folder)) for folder in folders]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_steps_saves_and_loads_that_nobody_waits_for_give_the_bytes_of_those_that_are_waited_for(
     provider: Provider, tmp_path: Path, seed: int

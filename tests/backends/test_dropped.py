@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from examples import datum
 from wrong_values import PROMPT
 
@@ -79,6 +80,7 @@ def test_a_client_keeps_its_own_model_and_no_other(tmp_path: Path) -> None:
     assert eventually(lambda: watched.names == [])
 
 
+@pytest.mark.slow
 def test_a_notebook_cell_that_runs_three_times_holds_one_model(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     cell: dict[str, Any] = {"open_service": watched.service, "datum": datum}

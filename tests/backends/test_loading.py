@@ -85,6 +85,7 @@ def test_an_event_loop_goes_on_while_a_model_loads(tmp_path: Path) -> None:
     assert asyncio.run(program()) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_an_event_loop_goes_on_while_a_real_model_loads(smollm2: Path) -> None:
     async def program() -> tuple[float, float]:

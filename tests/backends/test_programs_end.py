@@ -149,6 +149,7 @@ client.forward_backward_custom([datum()], loss).result()
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", INTERRUPTED)
 def test_ctrl_c_ends_a_program_soon_and_answers_all_who_wait(when: str) -> None:
     program = INTERRUPTED[when]

@@ -29,6 +29,7 @@ print(json.dumps({"mapped": mapped, "kept": mallinfo().arena - before.arena}))
 """
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_a_large_block_comes_from_the_heap_and_stays_there() -> None:
     """In a process of its own, for the setting is the process's and cannot be taken back."""

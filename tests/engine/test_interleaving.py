@@ -106,6 +106,7 @@ def drive(engine: Engine, running: list[Client], chosen: random.Random) -> None:
         step()
 
 
+@pytest.mark.slow
 def test_200_random_ops_over_four_adapters_give_the_bits_of_lonely_runs() -> None:
     together, chosen = tiny.engine(), random.Random(0)
     mixed = clients(together, length=50)

@@ -185,6 +185,7 @@ def test_a_run_that_is_killed_at_the_boundary_of_a_stage_is_the_run_that_would_h
         assert once_a_step(str(copy)) == once_a_step(killed.whole.log_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_a_run_that_is_cancelled_at_any_moment_is_the_run_that_would_have_been(mode: Mode, tmp_path: Path) -> None:
     """Again and again, each time a little later, until it is done."""

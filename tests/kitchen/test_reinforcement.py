@@ -97,6 +97,7 @@ def stopping_at(at: int):
     return stops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("depth", "boundary", "at"),
     [

@@ -97,6 +97,7 @@ def test_evaluation_comes_before_the_first_step_and_after_every_other_one(config
     assert [row["step"] for row in rows(config) if "test/env/all/correct" in row] == [0, 2, 4, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing_step", [1, 2, 3, 6])
 def test_a_run_stopped_at_any_step_and_started_again_is_the_run_that_would_have_been(
     config: rl_loop.Config, tmp_path: Path, failing_step: int

@@ -68,6 +68,7 @@ _QUESTION = [200006, 1428, 200008, 4827, 382, 220, 17, 10, 17, 30, 200007]  # Wh
 _ASSISTANT = [200006, 173781]
 
 
+@pytest.mark.slow
 def test_chats_have_the_ids_of_the_published_model() -> None:
     renderer = GptOssRenderer(real_tokenizers.gpt_oss(), "medium", DATE)
     prompt = renderer.build_generation_prompt(chat("What is 2+2?", system="Be terse.")).to_ints()

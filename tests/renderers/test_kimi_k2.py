@@ -65,6 +65,7 @@ _QUESTION = [163587, 2482, 163601, 5376, 387, 220, 17, 10, 17, 30, 163586]  # Wh
 _ASSISTANT = [163588, 69702, 163601]
 
 
+@pytest.mark.slow
 def test_chats_have_the_ids_of_the_published_model(renderer: KimiK2Renderer) -> None:
     assert renderer.build_generation_prompt(chat("What is 2+2?")).to_ints() == [*_DEFAULT, *_QUESTION, *_ASSISTANT]
     prompt = renderer.build_generation_prompt(chat("What is 2+2?", system="Be terse.")).to_ints()

@@ -140,6 +140,7 @@ def test_streaming_takes_one_token_at_a_time() -> None:
     assert len(list(tokens)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["tokens", "spelled", "bytes"])
 @pytest.mark.parametrize("markup", [FRAMED, BARE], ids=["framed", "bare"])
 def test_deltas_add_up_to_the_message(tokenizer: Tokenizer, markup: Markup) -> None:

@@ -268,6 +268,7 @@ def published(name: str) -> templates.Report:
     return templates.report(name, trl_template(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_all_published_templates_but_these_can_be_used(name: str) -> None:
     assert published(name).is_usable == (name not in UNUSABLE)

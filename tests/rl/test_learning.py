@@ -93,6 +93,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyService]:
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_reward_rises_on_a_transformer(tiny: TinyService, seed: int):
     trainer = tiny.service.create_lora_training_client(tiny.model, rank=8, seed=seed).result()

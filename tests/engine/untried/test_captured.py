@@ -94,6 +94,7 @@ def assert_alike(ours: list[SampledSequence], theirs: list[SampledSequence]) -> 
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_adapters", [0, 1, 3])
 @pytest.mark.parametrize("with_base", [True, False])
 def test_recorded_passes_give_what_ordinary_ones_give(base: BaseModel, num_adapters: int, with_base: bool) -> None:
