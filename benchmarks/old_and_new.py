@@ -1,7 +1,7 @@
 """Another checkout of this project against this one, on this machine: what a change cost or gained.
 
     git worktree add /tmp/before COMMIT
-    python benchmarks/old_and_new.py /tmp/before                     # about 25 minutes on two cores
+    python benchmarks/old_and_new.py /tmp/before                     # about 8 minutes on two cores
     python benchmarks/old_and_new.py /tmp/before --only train --rounds 3
 
 Measures our side of `compare.py`, each checkout with its own files, in processes of their own that take turns. The

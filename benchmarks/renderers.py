@@ -56,7 +56,7 @@ TEXT = replace(WITHOUT_TOOLS, thinking=False)
 FAMILIES = {
     "Qwen3": Family("qwen3", real_tokenizers.qwen3, trl_template("qwen3"), EVERYTHING),
     "Llama 3": Family("llama3", real_tokenizers.llama3, trl_template("llama3"), TEXT),
-    "DeepSeek": Family("deepseekv3", real_tokenizers.deepseek, trl_template("deepseekv3"), WITHOUT_TOOLS),
+    "DeepSeek": Family("deepseekv3", real_tokenizers.deepseek, trl_template("deepseekv3"), TEXT),
     "Kimi": Family("kimi_k2", real_tokenizers.kimi_k2, KIMI, WITHOUT_TOOLS),
     "gpt-oss": Family("gpt_oss_medium_reasoning", real_tokenizers.gpt_oss, trl_template("gptoss"), WITHOUT_TOOLS),
 }

@@ -26,6 +26,7 @@ import torch
 
 import stovetop as st
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.local_models import LocalModels
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.engine.engine import Engine
@@ -65,9 +66,8 @@ def opened(arguments: argparse.Namespace) -> Iterator[tuple[InProcessServiceClie
         return engines[0]
 
     with tempfile.TemporaryDirectory(dir=arguments.storage) as storage:
-        over: Any = InProcessServiceClient.over
-        service = over(open_engine, Path(storage), models=list, labels=RunLabels())
-        with service:
+        models = LocalModels({"m": folder}, download=None)
+        with InProcessServiceClient.over(open_engine, Path(storage), models=models, labels=RunLabels()) as service:
             yield service, engines
 
 
