@@ -16,18 +16,22 @@ from stovetop.model_store import find_model
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-# The same examples on every machine, however slow it is.
-hypothesis.settings.register_profile("stovetop", deadline=None, derandomize=True, max_examples=60)
-hypothesis.settings.load_profile("stovetop")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--conversations", type=int, default=50, help="on how many chats each property of a renderer is tried"
+        "--conversations", type=int, default=25, help="on how many chats each property of a renderer is tried"
     )
+    parser.addoption("--examples", type=int, default=25, help="on how many examples each other property is tried")
     parser.addoption(
         "--require-all", action="store_true", help="what needs a missing extra or model fails, and is not skipped"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same examples on every machine, however slow it is."""
+    examples: int = config.getoption("--examples")
+    hypothesis.settings.register_profile("stovetop", deadline=None, derandomize=True, max_examples=examples)
+    hypothesis.settings.load_profile("stovetop")
 
 
 @pytest.hookimpl(wrapper=True)

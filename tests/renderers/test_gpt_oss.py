@@ -79,7 +79,9 @@ def test_chats_have_the_ids_of_the_published_model() -> None:
     assert bare == [*_QUESTION, *_ASSISTANT]
 
 
-@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+@pytest.mark.parametrize(
+    "effort", [pytest.param("low", marks=pytest.mark.slow), "medium", pytest.param("high", marks=pytest.mark.slow)]
+)
 def test_chats_are_those_of_the_published_template(effort: ReasoningEffort, num_conversations: int) -> None:
     """Which takes the text of a message that calls tools for thinking; and in a whole chat drops the thinking before
     its last answer, which the prompt for that answer had. There, what follows the prompt is the template's."""

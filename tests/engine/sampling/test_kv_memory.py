@@ -126,7 +126,7 @@ def test_samples_without_max_tokens_on_a_long_context_run_together_within_their_
     assert same(together, alone(long_model, [asked]))
 
 
-@pytest.mark.parametrize("prompt_length", [5, 70])
+@pytest.mark.parametrize("prompt_length", [5, pytest.param(70, marks=pytest.mark.slow)])
 def test_when_room_runs_out_in_the_middle_some_leave_and_come_back_with_the_same_results(
     prompt_length: int, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
