@@ -221,11 +221,17 @@ async def save_final_checkpoint(
     nothing and says so. What a run that is made longer needs to go on is in its row: see `CheckpointRecord`."""
     if start.is_complete(num_batches):
         return None
-    state = {"batch": num_batches, "final": True, **loop_state}
-    saved = submit_checkpoint(training_client, FINAL, state, kind="both")
-    return await saved.record(
+    return await submit_final_checkpoint(training_client, num_batches, **loop_state).record(
         log_dir, policy_paths=policy_paths, trained_ahead=trained_ahead, reference_path=reference_path
     )
+
+
+def submit_final_checkpoint(
+    training_client: TrainingClient, num_batches: int, **loop_state: Scalar
+) -> PendingCheckpoint:
+    """Submits "final", state and sampler weights, of a run that is not complete yet."""
+    state = {"batch": num_batches, "final": True, **loop_state}
+    return submit_checkpoint(training_client, FINAL, state, kind="both")
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, runtime_checkable
 
 import numpy as np
 
@@ -57,6 +57,7 @@ def is_torch(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+@runtime_checkable
 class Rule(Protocol):
     """What may be passed."""
 
@@ -92,12 +93,12 @@ class Whole:
 
     @property
     def says(self) -> str:
-        words = (
-            f"an integer of at least {self.low}"
-            if self.high == INT64_MAX
-            else f"an integer from {self.low} to {self.high}"
-        )
-        words = "an integer of 64 bits" if (self.low, self.high) == (INT64_MIN, INT64_MAX) else words
+        if self.low == self.high:
+            words = str(self.low)
+        elif self.high != INT64_MAX:
+            words = f"an integer from {self.low} to {self.high}"
+        else:
+            words = "an integer of 64 bits" if self.low == INT64_MIN else f"an integer of at least {self.low}"
         return _hinted(words if self.also is None else f"{self.also} ({self.meaning}) or {words}", self.hint)
 
     def fits(self, value: Any) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import pytest
 
@@ -13,6 +13,7 @@ from stovetop.client import ServiceClient, TrainingClient
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Loop, Position, Positions, Row, RunConfig, Station, When, Workflow, stage
 from stovetop.kitchen.stage import AnyStage
+from stovetop.rules import Whole
 from stovetop.runs import Run
 
 log = logger([])
@@ -183,6 +184,20 @@ def test_types_are_compared_with_those_of_the_writer_the_config_the_ports_and_th
         "stage 'wants' reads 'epoch' as str; the loop gives int",
         "stage 'wants' reads 'total' as str; the loop gives int",
     ]
+
+
+def test_a_value_of_the_config_is_held_to_the_rules_of_those_who_read_it() -> None:
+    @stage
+    async def few(step: Annotated[int, Whole(0)], number: Annotated[int, Whole(1, 4)] = 1, absent: int = 0) -> None: ...
+
+    workflow = toy().insert_after("draw", few.using("often", number="every"), few.using("never", number="depth"))
+    assert problems(workflow, Config(every=5, depth=2)) == [
+        "stage 'often' reads 'every', which must be an integer from 1 to 4: 5"
+    ]
+    assert problems(workflow, Config(every=4, depth=4)) == []
+    assert problems(workflow, Config) == []
+    with pytest.raises(InvalidRequest, match="which must be an integer from 1 to 4: 0"):
+        asyncio.run(workflow.run(Config(every=0, depth=1)))
 
 
 def test_two_stages_of_one_name_are_refused() -> None:
@@ -429,6 +444,18 @@ def test_edits_return_a_new_workflow_and_leave_the_old_one_as_it_was() -> None:
     assert order(workflow.insert_after("log", early)) == [*before, "early@2"]
     assert order(workflow.remove("log")) == before[:-1]
     assert order(workflow) == before
+
+
+def test_the_loop_can_be_had_at_another_depth_and_without_what_it_carried() -> None:
+    @stage(writes="total")
+    async def alone(number: int) -> int:
+        return number
+
+    at_two = toy().at_depth(2, {"total": "totals"})
+    assert at_two.loop is not None
+    assert (at_two.loop.depth, at_two.loop.carry) == (2, {"total": "totals"})
+    assert at_two.stages[0] == toy().stages[0]
+    assert problems(toy().at_depth(0).replace("add", alone).remove("log")) == []
 
 
 def test_what_replaces_a_conditional_stage_keeps_its_condition_and_what_is_inserted_beside_it_has_none() -> None:

@@ -2,7 +2,6 @@
 several; off-policy the student learns what the teacher answers, or finds likeliest."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,18 +181,6 @@ def test_several_datasets_have_each_their_own_teacher(config: DistillationConfig
     assert all(per_teacher <= set(row) for row in found[:-1])
     weighted = (found[0]["teacher_kl/dataset_0"] + 2 * found[0]["teacher_kl/dataset_1"]) / 3
     assert found[0]["teacher_kl"] == pytest.approx(weighted, rel=0.5)
-
-
-def test_every_event_is_emitted_as_often_as_it_happens(config: DistillationConfig) -> None:
-    asyncio.run(train(config))
-    events = load(config.log_path).events
-    counted = Counter(event.name for event in events if not event.name.startswith(("stage.", "run.", "workflow.")))
-    assert counted == {
-        "dataset.load": 1, "distillation.step": NUM_STEPS, "training.epoch": 2, "training.checkpoint": 3,
-        "eval.complete": 4, "model.registered": 1,
-    }  # fmt: skip
-    fields = {"loss", "teacher_kl", "teacher_kl_dataset_0"}
-    assert all(set(event.values) == fields for event in events if event.name == "distillation.step")
 
 
 # ---- off-policy ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import math
+import statistics
 
 import pytest
 
@@ -80,6 +81,7 @@ def test_trajectory_metrics_have_the_values_computed_by_hand():
         "env/all/total_ac_tokens": 8,
         "env/all/total_ob_tokens": 16,
         "env/all/reward/total": pytest.approx((1.5 + 0 + 1 + 1 + 0.25 + 0.25) / 6),
+        "env/all/reward/std": pytest.approx(statistics.pstdev([1.5, 0, 1, 1, 0.25, 0.25])),
         "env/all/by_group/frac_mixed": pytest.approx(1 / 3),
         "env/all/by_group/frac_all_good": pytest.approx(1 / 3),
         "env/all/by_group/frac_all_bad": pytest.approx(1 / 3),
@@ -136,11 +138,6 @@ def test_a_tag_cannot_be_called_all():
         compute_trajectory_metrics([group(1), group(0)], [["all"], []])
 
 
-def test_no_groups_have_no_rewards_to_report():
-    with pytest.raises(InvalidRequest, match="no group"):
-        rl_step_fields([], {})
-
-
 def test_no_groups_have_no_metrics():
     with pytest.raises(InvalidRequest, match="no group"):
         compute_trajectory_metrics([], [])
@@ -183,8 +180,9 @@ def test_sampling_client_metrics_have_the_values_computed_by_hand():
 
 
 def test_the_event_of_a_step_says_in_its_words_what_the_metrics_say_in_theirs():
-    metrics = {"optim/kl_sample_train_v1": 0.25, "optim/entropy": 1.5, "optim/lr": 1.0}
-    assert rl_step_fields([group(0, 0), group(1, 1)], metrics) == {
+    metrics = compute_trajectory_metrics([group(0, 0), group(1, 1)], [[], []])
+    metrics |= {"optim/kl_sample_train_v1": 0.25, "optim/entropy": 1.5, "optim/lr": 1.0}
+    assert rl_step_fields(metrics) == {
         "reward_mean": 0.5,
         "reward_std": 0.5,
         "kl_div": 0.25,

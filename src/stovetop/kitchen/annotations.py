@@ -18,13 +18,13 @@ _BUILT_IN = (list, tuple, set, frozenset, dict)
 _VIEWS = (abc.Iterable, abc.Collection, abc.Sequence, abc.MutableSequence, abc.Set, abc.Mapping, abc.MutableMapping)
 
 
-def resolved(annotation: object, defined_in: Mapping[str, Any]) -> object:
-    """What an annotation means in the namespace that it was written in."""
+def resolved(annotation: object, defined_in: Mapping[str, Any], *, include_extras: bool = False) -> object:
+    """What an annotation means in the namespace that it was written in; without what Annotated adds to it."""
     if annotation is inspect.Parameter.empty:
         return UNKNOWN
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
-        return typing.get_type_hints(holder, dict(defined_in), {})["it"]
+        return typing.get_type_hints(holder, dict(defined_in), {}, include_extras)["it"]
     except Exception:  # it is the user's code, and may raise anything
         return UNKNOWN
 

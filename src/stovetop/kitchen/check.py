@@ -62,6 +62,7 @@ def check(
         names.give(name, _Source(f"port {name!r}", port if isinstance(port, type) else type(port), None, fixed=True))
     names.walk(loop)
     problems = [*names.problems, *_port_problems(names, ports), *_shape_problems(stages)]
+    problems += [] if isinstance(config, type) else _value_problems(stages, config)
     if loop is not None:
         names.readers.setdefault(str(loop.depth), []).append("the loop")
         in_loop = [each for each in stages if each.phase == "loop"]
@@ -223,6 +224,15 @@ class _Namespace:
 def _is_there(source: _Source, reader: _Reader) -> bool:
     """Whether it was written for sure where its reader runs."""
     return source.condition is None or (source.condition, source.phase) == (reader.condition, reader.phase)
+
+
+def _value_problems(stages: Sequence[Placed], config: "DataclassInstance") -> Iterator[str]:
+    """What the config says and a stage cannot take."""
+    values = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    for stage, *_ in stages:
+        for name, rule in stage.rules().items():
+            if name in values and not rule.fits(values[name]):
+                yield f"stage {stage.name!r} reads {name!r}, which must be {rule.says}: {values[name]!r}"
 
 
 # ---- stages and stations ---------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, overload
+from typing import Annotated, Any, Generic, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, overload
 
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen.annotations import UNKNOWN, fields_of, resolved
+from stovetop.rules import Rule
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -64,6 +65,14 @@ class Stage(Generic[P, T_co]):
     def takes(self) -> dict[str, object]:
         """What each parameter is annotated as; UNKNOWN where that does not resolve."""
         return annotations_of(self.function)
+
+    def rules(self) -> dict[str, Rule]:
+        """By the names that it reads, the rules of those whose values it restricts: Annotated[int, Whole(1)]."""
+        takes = annotations_of(self.function, include_extras=True).items()
+        restricted = [
+            (self.reads[parameter], get_args(kind)) for parameter, kind in takes if get_origin(kind) is Annotated
+        ]
+        return {name: rule for name, (_, *extras) in restricted for rule in extras if isinstance(rule, Rule)}
 
     def returned(self) -> object:
         """What the function returns, or yields, likewise."""
@@ -139,13 +148,14 @@ def optional_of(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(parameter.name for parameter in parameters if parameter.default is not parameter.empty)
 
 
-def annotations_of(function: Callable[..., Any]) -> dict[str, object]:
+def annotations_of(function: Callable[..., Any], *, include_extras: bool = False) -> dict[str, object]:
     """By parameter; UNKNOWN where one does not resolve."""
-    return {name: _resolved(function, each.annotation) for name, each in parameters_of(function).items()}
+    parameters = parameters_of(function).items()
+    return {name: _resolved(function, each.annotation, include_extras=include_extras) for name, each in parameters}
 
 
-def _resolved(function: Callable[..., Any], annotation: object) -> object:
-    return resolved(annotation, inspect.unwrap(function).__globals__)
+def _resolved(function: Callable[..., Any], annotation: object, *, include_extras: bool = False) -> object:
+    return resolved(annotation, inspect.unwrap(function).__globals__, include_extras=include_extras)
 
 
 def _check_names(stage_name: str, names: tuple[str, ...]) -> None:

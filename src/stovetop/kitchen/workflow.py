@@ -92,6 +92,16 @@ class Workflow:
         """The same under another name, which its events and errors carry."""
         return Workflow(name, *self.nodes)
 
+    def at_depth(self, depth: int | str, carry: Mapping[str, str] | None = None) -> "Workflow":
+        """With its loop at another depth, and with this carry."""
+        return Workflow(
+            self.name,
+            *(
+                Loop(node.items, *node.stations, depth=depth, carry=carry) if isinstance(node, Loop) else node
+                for node in self.nodes
+            ),
+        )
+
     def replace(self, name: str, *new: AnyStage | When) -> "Workflow":
         """With others in the place of this stage. Where it is under a condition, so are they."""
         return self._edited(name, "replace", new)

@@ -42,6 +42,7 @@ from stovetop.kitchen.stages.rl import (
     assemble_rl_batch,
     batch_problems,
     build_env_group,
+    choose_sampling,
     compute_advantages,
     do_rollout,
     kl_penalty,
@@ -49,11 +50,13 @@ from stovetop.kitchen.stages.rl import (
     load_problems,
     log_rl_metrics,
     make_policy_loss,
+    make_ppo_loss,
     make_rl_evaluators,
     ppo_update,
     train_step,
 )
 from stovetop.kitchen.stages.rl import evaluates_at_end as rl_evaluates_at_end
+from stovetop.kitchen.stages.rollout_pool import publish_policy, rollout_pool, take_ready
 from stovetop.kitchen.stages.session import (
     choose_adapter,
     init_renderer,
@@ -126,7 +129,8 @@ SUPERVISED = Workflow(
         depth=1,
     ),
     When(evaluates_at_end, evaluate_at_end),
-    When(is_unfinished, save_final_weights, register_model),
+    When(is_unfinished, save_final_weights),
+    register_model,
 )
 
 
@@ -163,7 +167,8 @@ PREFERENCE = Workflow(
         ),
         depth=1,
     ),
-    When(is_unfinished, save_final_weights, register_model),
+    When(is_unfinished, save_final_weights),
+    register_model,
 )
 
 
@@ -182,6 +187,7 @@ REINFORCEMENT = Workflow(
     plan_steps,
     make_optimizer,
     make_policy_loss,
+    choose_sampling,
     initial_policies,
     Loop(
         "positions",
@@ -201,20 +207,34 @@ REINFORCEMENT = Workflow(
         carry={"policy": "policies"},
     ),
     When(rl_evaluates_at_end, evaluate_at_end),
-    When(is_unfinished, save_final_weights, register_model),
+    When(is_unfinished, save_final_weights),
+    register_model,
 )
 
 # Proximal policy optimization: several updates on each batch.
-PPO = REINFORCEMENT.replace("train_step", ppo_update).named("ppo")
+PPO = REINFORCEMENT.replace("make_policy_loss", make_ppo_loss).replace("train_step", ppo_update).named("ppo")
 
 # Each batch in minibatches, which are played at once and trained on as they come; on-policy.
 STREAMING = (
-    REINFORCEMENT.insert_before("load_problems", choose_streaming)
+    REINFORCEMENT.insert_after("choose_sampling", choose_streaming)
     .remove("do_rollout")
     .remove("compute_advantages")
     .remove("assemble_rl_batch")
     .replace("train_step", get_minibatches, stream_step, log_episodes)
     .named("streaming")
+)
+
+# Each batch is what is ready first, up to `max_steps_off_policy` steps ahead of training: for episodes of which some
+# take much longer than others. A resumed run trains on every group once, with other numbers than an uninterrupted one.
+READY = (
+    REINFORCEMENT.replace("initial_policies", rollout_pool)
+    .remove("do_rollout")
+    .remove("compute_advantages")
+    .remove("assemble_rl_batch")
+    .insert_before("schedule", take_ready, compute_advantages, assemble_rl_batch)
+    .replace("freeze_policy", publish_policy)
+    .at_depth(0)
+    .named("ready")
 )
 
 # A penalty on the distance to the weights that the run began with, or to `reference_model_name`.
@@ -243,6 +263,7 @@ DISTILLATION = Workflow(
     plan_steps,
     make_optimizer,
     make_policy_loss,
+    choose_sampling,
     initial_policies,
     Loop(
         "positions",
@@ -262,7 +283,8 @@ DISTILLATION = Workflow(
         carry={"policy": "policies"},
     ),
     When(rl_evaluates_at_end, evaluate_at_end),
-    When(is_unfinished, save_final_weights, register_model),
+    When(is_unfinished, save_final_weights),
+    register_model,
 )
 
 # Off-policy: the teacher answers the prompts, and the student learns the answers.
@@ -292,7 +314,8 @@ OFF_POLICY_DISTILLATION = Workflow(
         ),
         depth=2,
     ),
-    When(is_unfinished, save_final_weights, register_model),
+    When(is_unfinished, save_final_weights),
+    register_model,
 )
 
 # Off-policy, on texts that there are: the student learns which tokens its teacher finds likeliest at every position.
@@ -338,6 +361,6 @@ def _at_depth(config: "DataclassInstance", *, ahead: bool) -> "DataclassInstance
 
 def list_workflows() -> dict[str, Workflow]:
     """All of them, by name."""
-    workflows = (SUPERVISED, PREFERENCE, REINFORCEMENT, PPO, STREAMING, KL_REINFORCEMENT)
+    workflows = (SUPERVISED, PREFERENCE, REINFORCEMENT, PPO, STREAMING, READY, KL_REINFORCEMENT)
     distillations = (DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION)
     return {workflow.name: workflow for workflow in (*workflows, *distillations)}

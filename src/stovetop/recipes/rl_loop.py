@@ -35,12 +35,12 @@ from stovetop.recipes.settings import (
     check_weights,
 )
 from stovetop.renderers import get_renderer
-from stovetop.rl.advantages import compute_advantages
-from stovetop.rl.data_processing import assemble_training_data, remove_constant_reward_groups, without_mask
+from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.evaluation import RLTestSetEvaluator
-from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
+from stovetop.rl.metrics import compute_rollout_metrics, compute_update_metrics, rl_step_fields
 from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problems_from_rows
 from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
+from stovetop.rl.steps import judge_groups
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
@@ -151,14 +151,13 @@ async def train(config: Config, service: ServiceClient) -> None:
                 # Answers to every problem of the batch, graded.
                 policy = SamplingPolicy(sampler, config.max_tokens, config.temperature, seed=config.seed + step)
                 rollouts = await do_rollouts(batches.get_batch(step), policy, RetryOnFailure())
-                groups_P = [group for _, group in rollouts.owned_groups_P]
-                tags_P = [builder.logging_tags() for builder, _ in rollouts.owned_groups_P]
-                metrics |= rollouts.error_metrics() | compute_trajectory_metrics(groups_P, tags_P)
+                metrics |= compute_rollout_metrics(rollouts)
 
                 # Advantages, and the data to train on.
-                if config.remove_constant_reward_groups:
-                    groups_P = [group for _, group in remove_constant_reward_groups(rollouts.owned_groups_P)]
-                data_D, _ = assemble_training_data(groups_P, compute_advantages(groups_P))
+                judged = judge_groups(
+                    rollouts.owned_groups_P, removes_constant_reward_groups=config.remove_constant_reward_groups
+                )
+                data_D, _ = assemble_training_data(judged.groups_P, judged.advantages_P_G)
 
                 # One step, its checkpoint, and the weights for the next step: submitted in order, then awaited.
                 multiplier = compute_schedule_lr_multiplier(config.lr_schedule, step, num_steps, config.warmup_steps)
@@ -170,15 +169,16 @@ async def train(config: Config, service: ServiceClient) -> None:
                 frozen = trainer.save_weights_and_get_sampling_client()
 
                 logprobs_D = [outputs["logprobs"] for outputs in (await trained).loss_fn_outputs]
-                metrics |= compute_kl_sample_train(data_D, logprobs_D) | (await stepped).metrics
-                metrics |= {
+                metrics |= compute_update_metrics(data_D, logprobs_D) | (await stepped).metrics
+                metrics |= judged.metrics | {
+                    "loss:sum": (await trained).metrics["loss:sum"],
                     "progress/batch": step,
                     "progress/done_frac": (step + 1) / num_steps,
                     "optim/lr": rate,
                     "time/total": time.monotonic() - began_s,
                 }
                 run.log_metrics(metrics, step)
-                run.emit("rl.step", step=step, reward_mean=metrics["env/all/reward/total"])
+                run.emit("rl.step", step=step, **rl_step_fields(metrics))
                 if saved is not None:
                     await saved.record(run.path)
                 bar.advance()

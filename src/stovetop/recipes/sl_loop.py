@@ -187,7 +187,8 @@ async def train(config: Config, service: ServiceClient) -> None:
             metrics |= (await flight.stepped).metrics
             metrics["time/step"] = time.monotonic() - flight.submitted_s
             run.log_metrics(metrics, flight.step)
-            run.emit("training.step", step=flight.step, loss=metrics["train_mean_nll"])
+            shown = {name: metrics[name] for name in ("learning_rate", "epoch")}
+            run.emit("training.step", step=flight.step, loss=metrics["train_mean_nll"], **shown)
             if flight.saved is not None:
                 await flight.saved.record(run.path)
 

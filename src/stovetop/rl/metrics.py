@@ -13,6 +13,7 @@ import numpy as np
 from stovetop.errors import InvalidRequest
 from stovetop.rl.advantages import Floats
 from stovetop.rl.data_processing import all_same
+from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import Trajectory, TrajectoryGroup
 from stovetop.types import Datum, TensorData
 
@@ -68,6 +69,11 @@ def _action_logprobs(data_D: Sequence[Datum], training_logprobs_D: Sequence[Tens
     return _ActionLogprobs(np.concatenate(sampled), np.concatenate(trained))
 
 
+def compute_update_metrics(data_D: Sequence[Datum], training_logprobs_D: Sequence[TensorData]) -> dict[str, float]:
+    """`compute_kl_sample_train` and `compute_clip_fraction`."""
+    return compute_kl_sample_train(data_D, training_logprobs_D) | compute_clip_fraction(data_D, training_logprobs_D)
+
+
 def compute_sampling_client_metrics(
     sampling_steps_P: Sequence[int], sampling_times_s_P: Sequence[float]
 ) -> dict[str, float]:
@@ -82,24 +88,26 @@ def compute_sampling_client_metrics(
 
 
 RL_STEP_FIELDS = {
+    "reward_mean": "env/all/reward/total",
+    "reward_std": "env/all/reward/std",
+    "policy_loss": "loss:sum",
     "kl_div": "optim/kl_sample_train_v1",
     "entropy": "optim/entropy",
     "clip_fraction": "optim/clip_fraction",
 }
-"""What the fields of the event rl.step, besides the rewards, are called among the metrics of a step."""
+"""What the fields of the event rl.step are called among the metrics of a step."""
 
 
-def rl_step_fields(groups_P: Sequence[TrajectoryGroup], metrics: Mapping[str, float]) -> dict[str, float]:
-    """The fields of the event rl.step: mean and standard deviation of the rewards, and of RL_STEP_FIELDS those that
-    there are."""
-    if not groups_P:
-        raise InvalidRequest(_NO_GROUP)
-    rewards_PG = [reward for group in groups_P for reward in group.get_total_rewards()]
-    return {
-        "reward_mean": float(np.mean(rewards_PG)),
-        "reward_std": float(np.std(rewards_PG)),
-        **{field: metrics[name] for field, name in RL_STEP_FIELDS.items() if name in metrics},
-    }
+def rl_step_fields(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The fields of the event rl.step, those that there are."""
+    return {field: metrics[name] for field, name in RL_STEP_FIELDS.items() if name in metrics}
+
+
+def compute_rollout_metrics(rollouts: Rollouts) -> dict[str, float]:
+    """How the episodes of a batch went: `compute_trajectory_metrics`, and what failed."""
+    tags_P = [builder.logging_tags() for builder, _ in rollouts.owned_groups_P]
+    groups_P = [group for _, group in rollouts.owned_groups_P]
+    return rollouts.error_metrics() | compute_trajectory_metrics(groups_P, tags_P)
 
 
 def compute_trajectory_metrics(
@@ -140,6 +148,7 @@ def _group_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     num_action_tokens = sum(len(turn.ac.tokens) for turn in turns)
     num_observation_tokens = sum(turn.ob.length for turn in turns)
     rewards_P_G = [group.get_total_rewards() for group in groups_P]
+    rewards_PG = [reward for rewards_G in rewards_P_G for reward in rewards_G]
     return {
         **dict_mean([turn.metrics for turn in turns] + [metrics for group in groups_P for metrics in group.metrics_G]),
         "ac_tokens_per_turn": num_action_tokens / len(turns),
@@ -149,7 +158,8 @@ def _group_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "total_turns": len(turns),
         "total_ac_tokens": num_action_tokens,
         "total_ob_tokens": num_observation_tokens,
-        "reward/total": float(np.mean([reward for rewards_G in rewards_P_G for reward in rewards_G])),
+        "reward/total": float(np.mean(rewards_PG)),
+        "reward/std": float(np.std(rewards_PG)),
         **_by_group(rewards_P_G),
         **_stop_reasons(trajectories_PG),
     }

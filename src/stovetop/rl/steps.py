@@ -15,7 +15,7 @@ from stovetop.completers import TokenCompleter
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture
 from stovetop.losses import PPO, LossConfig
-from stovetop.rl.advantages import CENTRED, Estimator, compute_advantages, normalize_advantages
+from stovetop.rl.advantages import CENTRED, Advantage, Estimator, compute_advantages, normalize_advantages
 from stovetop.rl.data_processing import (
     DatumMetadata,
     all_same,
@@ -69,20 +69,25 @@ class Minibatch(NamedTuple):
     metrics: dict[str, float]
 
 
-async def prepare_minibatch(
+class Judged(NamedTuple):
+    """The groups that are trained on, and by how much each of their trajectories did better than expected."""
+
+    groups_P: list[TrajectoryGroup]
+    advantages_P_G: list[list[Advantage]]
+    metrics: dict[str, float]  # of what was left out
+
+
+def judge_groups(
     owned_groups_P: Sequence[tuple[EnvGroupBuilder, TrajectoryGroup]],
     *,
     estimator: Estimator = CENTRED,
     normalizes_advantages: bool = False,
     removes_constant_reward_groups: bool = False,
-    kl_penalty: KLPenalty | None = None,
-) -> Minibatch:
-    """From groups, each with its builder (`Rollouts.owned_groups_P`), to data. The metrics are those of all groups, of
-    those that are then left out too, which `filter/groups_removed` counts; `filter/all_constant` is 1 where none has a
-    gradient, so that one was kept for its place in the loop alone. `group_idx` counts the groups that are kept."""
-    tags_P = [builder.logging_tags() for builder, _ in owned_groups_P]
-    metrics = compute_trajectory_metrics([group for _, group in owned_groups_P], tags_P)
-    kept_P = owned_groups_P
+) -> Judged:
+    """The advantages of groups, each with its builder. Where groups of equal rewards are left out,
+    `filter/groups_removed` counts them; `filter/all_constant` is 1 where none has a gradient, so that one was kept for
+    its place in the loop alone."""
+    kept_P, metrics = owned_groups_P, dict[str, float]()
     if removes_constant_reward_groups:
         kept_P = remove_constant_reward_groups(owned_groups_P)
         metrics["filter/groups_removed"] = len(owned_groups_P) - len(kept_P)
@@ -91,7 +96,29 @@ async def prepare_minibatch(
     advantages_P_G = compute_advantages(groups_P, estimator)
     if normalizes_advantages:
         advantages_P_G = normalize_advantages(advantages_P_G)
-    data_D, metadata_D = assemble_training_data(groups_P, advantages_P_G)
+    return Judged(groups_P, advantages_P_G, metrics)
+
+
+async def prepare_minibatch(
+    owned_groups_P: Sequence[tuple[EnvGroupBuilder, TrajectoryGroup]],
+    *,
+    estimator: Estimator = CENTRED,
+    normalizes_advantages: bool = False,
+    removes_constant_reward_groups: bool = False,
+    kl_penalty: KLPenalty | None = None,
+) -> Minibatch:
+    """From groups, each with its builder (`Rollouts.owned_groups_P`), to data: see `judge_groups`. The metrics are
+    those of all groups, of those that are left out too. `group_idx` counts the groups that are kept."""
+    tags_P = [builder.logging_tags() for builder, _ in owned_groups_P]
+    metrics = compute_trajectory_metrics([group for _, group in owned_groups_P], tags_P)
+    judged = judge_groups(
+        owned_groups_P,
+        estimator=estimator,
+        normalizes_advantages=normalizes_advantages,
+        removes_constant_reward_groups=removes_constant_reward_groups,
+    )
+    data_D, metadata_D = assemble_training_data(judged.groups_P, judged.advantages_P_G)
+    metrics |= judged.metrics
     if kl_penalty is not None:
         reference, coefficient, discount = kl_penalty.reference, kl_penalty.coefficient, kl_penalty.discount
         data_D, kl_metrics = await incorporate_kl_penalty(data_D, reference, coefficient, discount)

@@ -19,7 +19,7 @@ from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import distillation
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy
-from stovetop.kitchen.stages.rl import do_rollout, make_policy_loss, train_step
+from stovetop.kitchen.stages.rl import choose_sampling, do_rollout, make_policy_loss, train_step
 from stovetop.kitchen.stages.session import init_renderer
 from stovetop.kitchen.stages.steps import optim_step
 from stovetop.renderers.base import Renderer
@@ -60,9 +60,9 @@ class Played(NamedTuple):
 
 
 @pytest.fixture
-def played(prompts: distillation.Prompts, client: TrainingClient) -> Played:
+def played(prompts: distillation.Prompts, client: TrainingClient, run: Run) -> Played:
     policy = Policy(client.save_weights_and_get_sampling_client().result(), 2, None)
-    return Played(policy, asyncio.run(do_rollout(prompts.problems, 4, policy, max_tokens=3)))
+    return Played(policy, asyncio.run(do_rollout(prompts.problems, 4, policy, choose_sampling(max_tokens=3), run)))
 
 
 def emitted(run: Run, name: str) -> list[dict[str, float]]:
@@ -116,7 +116,8 @@ def test_the_gap_to_the_teacher_becomes_the_advantage_that_a_step_trains_on(
     played: Played, teacher: SamplingClient, client: TrainingClient, run: Run
 ) -> None:
     row = Row(4)
-    sourced_D = distillation.assemble_distillation_batch(played.rollouts, STEPS, row)
+    sourced_D = distillation.assemble_distillation_batch(played.rollouts, STEPS, row, run)
+    assert [event["num_datums"] for event in emitted(run, "rl.batch_assembled")] == [6]
     assert [index for _, index in sourced_D] == [0] * 6
     assert not any(datum.loss_fn_inputs["advantages"].array.any() for datum, _ in sourced_D)
     data_D = asyncio.run(distillation.incorporate_teacher_kl(sourced_D, [teacher], row, kl_penalty_coef=2.0))
@@ -155,7 +156,8 @@ def test_the_teacher_answers_the_prompts_of_a_step_and_the_student_trains_on_the
     batches, num_per_epoch = distillation.build_distillation_dataset(loaded, batch_size=3, num_epochs=2)
     assert num_per_epoch == 3
     row = Row(4)
-    prompts_B = distillation.get_distillation_batch(batches, 4, 1, STEPS, row)
+    prompts_B = distillation.get_distillation_batch(batches, 1, STEPS, row, run)
+    assert emitted(run, "dataset.batch") == [{"num_prompts": 3}]
     assert prompts_B == batches[4]
     ask = distillation.make_teacher_completer(teacher, renderer, max_tokens=3, teacher_temperature=0.5)
     data_D = asyncio.run(distillation.teacher_inference(prompts_B, ask, row, seed=1))

@@ -54,12 +54,14 @@ def test_build_preference_dataset_leaves_ties_out_and_counts_them(
     }
 
 
-def test_get_preference_batch_gives_pairs_and_counts_them(data: PreferenceData) -> None:
+def test_get_preference_batch_gives_pairs_and_counts_them(data: PreferenceData, run: Run) -> None:
     row = Row(3)
-    data_D = preference.get_preference_batch(data.preference_dataset, 3, 1, 1, STEPS, row)
+    data_D = preference.get_preference_batch(data.preference_dataset, 1, 1, STEPS, row, run)
     assert data_D == data.preference_dataset.get_batch(1)
     num_tokens = sum(datum.model_input.length for datum in data_D)
     assert dict(row.values) == {"epoch": 1, "progress": 0.75, "num_tokens": num_tokens}
+    [event] = [event for event in load(run.path).events if event.name == "dataset.batch"]
+    assert (event.step, dict(event.values)) == (3, {"num_datums": len(data_D), "num_tokens": num_tokens})
 
 
 def test_init_reference_keeps_the_weights_that_a_run_begins_with_in_the_run(

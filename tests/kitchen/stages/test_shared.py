@@ -90,17 +90,25 @@ def test_is_unfinished_where_the_run_was_not_complete() -> None:
 
 
 def test_save_final_weights_writes_the_final_row_and_register_model_the_model(client: TrainingClient, run: Run) -> None:
-    saved = asyncio.run(session.save_final_weights(client, run, Start(client), STEPS, reference_path="/reference"))
+    saved = asyncio.run(session.save_final_weights(client, run, STEPS, reference_path="/reference"))
     last = get_last_checkpoint(run.path)
     assert last == saved
     assert last is not None
     assert (last.name, last.batch, last.final, last.reference_path) == ("final", 6, True, "/reference")
     assert emitted(run, "training.checkpoint") == [(6, {"name": "final"})]
-    for _ in range(2):
-        session.register_model(run, ADAPTER, saved)
-    session.register_model(run, ADAPTER)
+    session.register_model(run, ADAPTER, Start(client))
+    assert emitted(run, "model.registered") == []
+    session.register_model(run, ADAPTER, Start(client), saved)
+    expected = [(6, {"base_model": MODEL, "path": last.sampler_path})]
     assert read_rows(run.path / "models.jsonl") == [{"name": "run", "base_model": MODEL, "path": last.sampler_path}]
-    assert emitted(run, "model.registered")[0] == (None, {"base_model": MODEL, "path": last.sampler_path})
+    assert emitted(run, "model.registered") == expected
+    complete = Start(client, 6, saved)
+    session.register_model(run, ADAPTER, complete)
+    assert emitted(run, "model.registered") == expected
+    (run.path / "models.jsonl").unlink()  # as if the run had been killed before
+    session.register_model(run, ADAPTER, complete)
+    assert len(read_rows(run.path / "models.jsonl")) == 1
+    assert emitted(run, "model.registered") == expected
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------

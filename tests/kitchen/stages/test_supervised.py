@@ -67,9 +67,9 @@ def test_make_evaluators_measures_what_is_held_out(data: SupervisedData, client:
     assert not any(supervised.make_evaluators(test_D=[]))
 
 
-def test_get_batch_gives_the_data_of_the_step_and_counts_them(data: SupervisedData) -> None:
+def test_get_batch_gives_the_data_of_the_step_and_counts_them(data: SupervisedData, run: Run) -> None:
     (batches, _), row = supervised.make_batches(data.examples, 3, 2), Row(4)
-    data_D = supervised.get_batch(4, 1, batches, Positions(3, 6), data.examples, row)
+    data_D = supervised.get_batch(1, batches, Positions(3, 6), data.examples, row, run)
     assert data_D == list(chain.from_iterable(batches[4]))
     assert dict(row.values) == {
         "epoch": 1,
@@ -79,6 +79,8 @@ def test_get_batch_gives_the_data_of_the_step_and_counts_them(data: SupervisedDa
         "num_tokens": sum(datum.model_input.length for datum in data_D),
         "num_loss_tokens": sum(np.count_nonzero(datum.loss_fn_inputs["weights"].array) for datum in data_D),
     }
+    [event] = [event for event in load(run.path).events if event.name == "dataset.batch"]
+    assert (event.step, dict(event.values)) == (4, {"num_datums": 3, "num_tokens": row.values["num_tokens"]})
 
 
 def test_forward_backward_submits_and_log_step_metrics_reads_what_came_of_it(

@@ -7,15 +7,18 @@ def all_stages() -> dict[str, AnyStage]:
     """Every stage of this package, by name."""
     from stovetop.kitchen.stages import (
         distillation,
+        environments,
         evaluation,
         policies,
         preference,
         rl,
+        rollout_pool,
         session,
         steps,
         streaming,
         supervised,
     )
 
-    modules = (session, policies, steps, evaluation, supervised, preference, rl, streaming, distillation)
+    shared = (session, policies, steps, evaluation)
+    modules = (*shared, supervised, preference, rl, environments, rollout_pool, streaming, distillation)
     return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Stage)}

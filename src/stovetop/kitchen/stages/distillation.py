@@ -33,7 +33,7 @@ from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy
-from stovetop.kitchen.stages.rl import add_episodes
+from stovetop.kitchen.stages.rl import add_episodes, emit_batch
 from stovetop.kitchen.stages.supervised import forward_backward
 from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers.base import Renderer, TrainOnWhat
@@ -172,12 +172,14 @@ def make_teacher_evaluators(
 
 
 @stage(writes="sourced_D")
-def assemble_distillation_batch(rollouts: Rollouts, positions: Positions, row: Row) -> list[SourcedDatum]:
+def assemble_distillation_batch(rollouts: Rollouts, positions: Positions, row: Row, run: Run) -> list[SourcedDatum]:
     """The data, still with their mask, and each with the number of its dataset; how the episodes went, into the row.
     Where environments give rewards, they count too."""
     add_episodes(row, rollouts, positions)
     owned_P = rollouts.owned_groups_P
-    return assemble_sourced_data(owned_P, compute_advantages([group for _, group in owned_P]))
+    sourced_D = assemble_sourced_data(owned_P, compute_advantages([group for _, group in owned_P]))
+    emit_batch(run, row.step, [sourced.datum for sourced in sourced_D])
+    return sourced_D
 
 
 @stage(writes="data_D")
@@ -246,11 +248,12 @@ def build_distillation_dataset(
 
 @stage(writes="prompts_B")
 def get_distillation_batch(
-    batches: Batches[list[Message]], step: int, epoch: int, positions: Positions, row: Row
+    batches: Batches[list[Message]], epoch: int, positions: Positions, row: Row, run: Run
 ) -> list[list[Message]]:
     """The prompts of this step."""
-    prompts_B = batches[step]
-    row.add({"epoch": epoch, "progress": step / positions.num_steps, "num_prompts": len(prompts_B)})
+    prompts_B = batches[row.step]
+    row.add({"epoch": epoch, "progress": row.step / positions.num_steps, "num_prompts": len(prompts_B)})
+    run.emit("dataset.batch", step=row.step, num_prompts=len(prompts_B))
     return prompts_B
 
 

@@ -95,12 +95,13 @@ def make_preference_loss(dpo_beta: float = 0.1) -> "PreferenceLoss":
 
 @stage(writes="data_D")
 def get_preference_batch(
-    preference_dataset: DPODataset, step: int, epoch: int, batch: int, positions: Positions, row: Row
+    preference_dataset: DPODataset, epoch: int, batch: int, positions: Positions, row: Row, run: Run
 ) -> list[Datum]:
     """The pairs of this step."""
     data_D = preference_dataset.get_batch(batch)
     num_tokens = sum(datum.model_input.length for datum in data_D)
-    row.add({"epoch": epoch, "progress": step / positions.num_steps, "num_tokens": num_tokens})
+    row.add({"epoch": epoch, "progress": row.step / positions.num_steps, "num_tokens": num_tokens})
+    run.emit("dataset.batch", step=row.step, num_datums=len(data_D), num_tokens=num_tokens)
     return data_D
 
 

@@ -4,7 +4,9 @@ Shape suffixes: `P` problems, `G` members of a group, `D` datums.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import numpy as np
 
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
 from stovetop.datasets import Split, load_rows, split_rows
@@ -16,19 +18,21 @@ from stovetop.kitchen.stages.policies import Policy
 from stovetop.losses import PPO, LossConfig, parse_loss
 from stovetop.model_families import context_length
 from stovetop.renderers.base import Renderer
-from stovetop.rl import advantages, data_processing, kl, steps
+from stovetop.rl import data_processing, kl, steps
 from stovetop.rl.advantages import CENTRED, Advantage, Estimator
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import (
     compute_clip_fraction,
     compute_kl_sample_train,
-    compute_trajectory_metrics,
+    compute_rollout_metrics,
+    compute_update_metrics,
     dict_mean,
     rl_step_fields,
 )
 from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problems_from_rows
 from stovetop.rl.rollouts import RetryOnFailure, Rollouts, SamplingPolicy, do_rollouts
 from stovetop.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
+from stovetop.rules import Whole
 from stovetop.runs import Run
 from stovetop.types import AdamParams, Datum, TensorData
 
@@ -120,16 +124,68 @@ def make_policy_loss(
     return PolicyLoss(loss_fn, config)
 
 
+class ProximalUpdates(NamedTuple):
+    """How often each batch is trained on, and with which limits of the ratios."""
+
+    loss: PPO
+    num_epochs: int
+
+
+@stage(writes="proximal_updates")
+def make_ppo_loss(
+    loss_fn_config: dict[str, float] | None = None,
+    temperature: float = 1.0,
+    ppo_epochs: Annotated[int, Whole(1)] = 4,
+) -> ProximalUpdates:
+    """The clipped loss, at the temperature that answers are sampled with, and the number of passes over each batch."""
+    loss = parse_loss(PPO.name, {**(loss_fn_config or {}), "temperature": temperature})
+    assert isinstance(loss, PPO)
+    return ProximalUpdates(loss, ppo_epochs)
+
+
 # ---- sample ----------------------------------------------------------------------------------------------------------
 
 
+class Sampling(NamedTuple):
+    """How answers are sampled."""
+
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def policy(self, client: SamplingClient, num_updates: int) -> SamplingPolicy:
+        """Weights as a policy. Its answers depend on their number, so that no two policies of a run draw alike."""
+        return SamplingPolicy(client, self.max_tokens, self.temperature, seed=self.seed + num_updates)
+
+
+@stage(writes="sampling")
+def choose_sampling(max_tokens: int, temperature: float = 1.0, seed: int = 0) -> Sampling:
+    """What the config says of sampling, as one value."""
+    return Sampling(max_tokens, temperature, seed)
+
+
 @stage(writes="rollouts")
-async def do_rollout(
-    problems: RLDataset, step: int, policy: Policy, max_tokens: int, temperature: float = 1.0, seed: int = 0
-) -> Rollouts:
+async def do_rollout(problems: RLDataset, step: int, policy: Policy, sampling: Sampling, run: Run) -> Rollouts:
     """Answers to every problem of the batch, graded."""
-    sampling = SamplingPolicy(policy.client, max_tokens, temperature, seed=seed + step)
-    return await do_rollouts(problems.get_batch(step), sampling, RetryOnFailure())
+    builders_P = problems.get_batch(step)
+    run.emit("dataset.batch", step=step, num_groups=len(builders_P))
+    rollouts = await do_rollouts(builders_P, sampling.policy(policy.client, step), RetryOnFailure())
+    emit_rollouts(run, step, rollouts)
+    return rollouts
+
+
+def emit_rollouts(run: Run, step: int, rollouts: Rollouts) -> None:
+    """That the groups of a step are played."""
+    groups_P = [group for _, group in rollouts.owned_groups_P]
+    rewards_PG = [reward for group in groups_P for reward in group.get_total_rewards()]
+    run.emit(
+        "rl.rollout_complete",
+        step=step,
+        num_groups=len(groups_P),
+        num_episodes=len(rewards_PG),
+        reward_mean=np.mean(rewards_PG),
+        reward_std=np.std(rewards_PG),
+    )
 
 
 class Judged(NamedTuple):
@@ -143,21 +199,27 @@ class Judged(NamedTuple):
 def compute_advantages(
     rollouts: Rollouts,
     row: Row,
+    run: Run,
     remove_constant_reward_groups: bool = False,
     normalizes_advantages: bool = False,
     estimator: Estimator = CENTRED,
 ) -> Judged:
     """Of every trajectory; groups that teach nothing are left out if that is asked for, and counted."""
-    owned_P = list(rollouts.owned_groups_P)
-    kept_P = owned_P
-    if remove_constant_reward_groups:
-        kept_P = data_processing.remove_constant_reward_groups(owned_P)
-        row.add({"filter/groups_removed": len(owned_P) - len(kept_P)})
-    groups_P = [group for _, group in kept_P]
-    advantages_P_G = advantages.compute_advantages(groups_P, estimator)
-    if normalizes_advantages:
-        advantages_P_G = advantages.normalize_advantages(advantages_P_G)
+    groups_P, advantages_P_G, metrics = steps.judge_groups(
+        rollouts.owned_groups_P,
+        estimator=estimator,
+        normalizes_advantages=normalizes_advantages,
+        removes_constant_reward_groups=remove_constant_reward_groups,
+    )
+    row.add(metrics)
+    emit_advantages(run, row.step, groups_P)
     return Judged(groups_P, advantages_P_G)
+
+
+def emit_advantages(run: Run, step: int, groups_P: Sequence[TrajectoryGroup]) -> None:
+    """That the groups of a step are compared, of how many trajectories."""
+    num_trajectories = sum(len(group.trajectories_G) for group in groups_P)
+    run.emit("rl.advantages_computed", step=step, num_groups=len(groups_P), num_trajectories=num_trajectories)
 
 
 @stage(writes="data_D")
@@ -167,18 +229,25 @@ def assemble_rl_batch(
     rollouts: Rollouts,
     positions: Positions,
     row: Row,
+    run: Run,
 ) -> list[Datum]:
     """The data to train on, still with their mask; and how the episodes went, into the row."""
     add_episodes(row, rollouts, positions)
-    return data_processing.assemble_training_data(groups_P, advantages_P_G)[0]
+    data_D = data_processing.assemble_training_data(groups_P, advantages_P_G)[0]
+    emit_batch(run, row.step, data_D)
+    return data_D
+
+
+def emit_batch(run: Run, step: int, data_D: Sequence[Datum]) -> None:
+    """That the data of a step are made."""
+    num_tokens = sum(datum.model_input.length for datum in data_D)
+    run.emit("rl.batch_assembled", step=step, num_datums=len(data_D), num_tokens=num_tokens)
 
 
 def add_episodes(row: Row, rollouts: Rollouts, positions: Positions) -> None:
     """How they went, into the row."""
-    tags_P = [builder.logging_tags() for builder, _ in rollouts.owned_groups_P]
     row.add({"progress/batch": row.step, "progress/done_frac": (row.step + 1) / positions.num_steps})
-    row.add(rollouts.error_metrics())
-    row.add(compute_trajectory_metrics([group for _, group in rollouts.owned_groups_P], tags_P))
+    row.add(compute_rollout_metrics(rollouts))
 
 
 @stage(writes="data_D")
@@ -221,27 +290,39 @@ async def ppo_update(
     training_client: TrainingClient,
     data_D: list[Datum],
     adam: AdamParams,
-    policy_loss: PolicyLoss,
+    proximal_updates: ProximalUpdates,
     row: Row,
-    ppo_epochs: int = 4,
+    run: Run,
 ) -> list[TensorData]:
     """Several updates on the same data, with ratios to the logprobs that it was sampled with. Returns those of before
     the first."""
-    loss = parse_loss(PPO.name, policy_loss.config)
-    assert isinstance(loss, PPO)
+    loss, num_epochs = proximal_updates
     passes = await steps.ppo_update(
-        data_D, training_client, adam.learning_rate, ppo_epochs=ppo_epochs, loss=loss, adam=adam
+        data_D, training_client, adam.learning_rate, ppo_epochs=num_epochs, loss=loss, adam=adam
     )
-    row.add({"optim/lr": adam.learning_rate, "optim/num_updates": ppo_epochs, **dict_mean([p.metrics for p in passes])})
+    low, high = loss.clip_low_threshold, loss.clip_high_threshold
+    clipped = dict_mean([compute_clip_fraction(data_D, each.logprobs_D, low, high) for each in passes])
+    metrics = dict_mean([each.metrics for each in passes])
+    row.add({"optim/lr": adam.learning_rate, "optim/num_updates": num_epochs, **metrics, **clipped})
+    entropy = compute_kl_sample_train(data_D, passes[0].logprobs_D)["optim/entropy"]
+    run.emit("rl.ppo_update", step=row.step, policy_loss=metrics["loss:sum"], entropy=entropy, num_updates=num_epochs)
     return passes[0].logprobs_D
 
 
 @stage
+async def compute_post_kl(data_D: list[Datum], policies: list[Policy], row: Row) -> None:
+    """How far the update went, by the logprobs of what was trained on: stands behind `freeze_policy`, one evaluation of
+    the batch a step."""
+    row.add(await kl.compute_post_kl(data_D, policies[-1].client))
+
+
+@stage
 def log_rl_metrics(
-    data_D: list[Datum], logprobs_D: list[TensorData], rollouts: Rollouts, policy: Policy, row: Row, run: Run
+    data_D: list[Datum], logprobs_D: list[TensorData], row: Row, run: Run, policy: Policy | None = None
 ) -> None:
-    """How far sampler and trainer were apart, and how many steps."""
-    row.add({"lag": row.step - policy.num_updates})
-    row.add(compute_kl_sample_train(data_D, logprobs_D) | compute_clip_fraction(data_D, logprobs_D))
-    fields = rl_step_fields([group for _, group in rollouts.owned_groups_P], row.values)
-    run.emit("rl.step", step=row.step, policy_loss=row.values["loss:sum"], **fields)
+    """How far sampler and trainer were apart; and how many steps, where one policy has sampled the whole batch."""
+    if policy is not None:
+        row.add({"lag": row.step - policy.num_updates})
+    metrics = compute_update_metrics(data_D, logprobs_D)
+    row.add({name: value for name, value in metrics.items() if name not in row.values})  # an update may have said more
+    run.emit("rl.step", step=row.step, **rl_step_fields(row.values))

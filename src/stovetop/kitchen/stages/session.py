@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from stovetop.checkpoints import CheckpointRecord, Start, resume_or_create, save_final_checkpoint
+from stovetop.checkpoints import FINAL, CheckpointRecord, Start, resume_or_create, submit_final_checkpoint
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.durable import append_row, read_rows
 from stovetop.kitchen.nodes import Positions
@@ -11,9 +11,11 @@ from stovetop.kitchen.stages.policies import Policy, saved_paths
 from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer
-from stovetop.runs import Run
+from stovetop.rl.rollout_pool import RolloutPool
+from stovetop.runs import Run, load
 
 MODELS_FILE = "models.jsonl"  # the models that a run has made, the last one last
+REGISTERED = "model.registered"
 
 
 class Adapter(NamedTuple):
@@ -86,31 +88,31 @@ def is_unfinished(is_complete: bool) -> bool:
 async def save_final_weights(
     training_client: TrainingClient,
     run: Run,
-    start: Start,
     positions: Positions,
     policies: list[Policy] | None = None,
     reference_path: str | None = None,
-) -> CheckpointRecord | None:
+    pool: RolloutPool | None = None,
+) -> CheckpointRecord:
     """Saves state and weights as "final", with what a run that is made longer needs to go on."""
-    run.emit("training.checkpoint", step=positions.num_steps, name="final")
+    run.emit("training.checkpoint", step=positions.num_steps, name=FINAL)
     run.stream.sync()
-    return await save_final_checkpoint(
-        training_client,
+    return await submit_final_checkpoint(training_client, positions.num_steps).record(
         run.path,
-        start=start,
-        num_batches=positions.num_steps,
         policy_paths=await saved_paths(policies or []),
+        trained_ahead=() if pool is None else pool.trained_ahead,
         reference_path=reference_path,
     )
 
 
 @stage
-def register_model(run: Run, adapter: Adapter, final_checkpoint: CheckpointRecord | None = None) -> None:
-    """Adds the final weights to the run's models.jsonl."""
-    if final_checkpoint is None or final_checkpoint.sampler_path is None:
+def register_model(run: Run, adapter: Adapter, start: Start, final_checkpoint: CheckpointRecord | None = None) -> None:
+    """Adds the final weights to the run's models.jsonl; those of a run that is complete, if it was killed before."""
+    record = final_checkpoint or start.record
+    if record is None or record.final is not True or record.sampler_path is None:
         return
-    path = final_checkpoint.sampler_path
-    row = {"name": run.path.name, "base_model": adapter.model_name, "path": path}
-    if row not in read_rows(run.path / MODELS_FILE):
+    row = {"name": run.path.name, "base_model": adapter.model_name, "path": record.sampler_path}
+    rows = read_rows(run.path / MODELS_FILE)
+    if row not in rows if final_checkpoint else not rows:
         append_row(run.path / MODELS_FILE, row)
-    run.emit("model.registered", base_model=adapter.model_name, path=path)
+    if final_checkpoint or not any(event.name == REGISTERED for event in load(run.path).events):
+        run.emit(REGISTERED, step=record.batch, base_model=adapter.model_name, path=record.sampler_path)

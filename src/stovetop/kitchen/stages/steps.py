@@ -12,6 +12,7 @@ from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
 from stovetop.kitchen.stages.policies import Policy, saved_paths
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
+from stovetop.rl.rollout_pool import RolloutPool
 from stovetop.run_folder import METRICS_FILE
 from stovetop.runs import Run
 from stovetop.tracking.events import metrics_from_row
@@ -134,8 +135,14 @@ async def record_checkpoint(
     step: int,
     policies: list[Policy] | None = None,
     reference_path: str | None = None,
+    pool: RolloutPool | None = None,
 ) -> None:
     """Writes the checkpoint's row, the last thing that is written of a step: a resumed run does not run it again."""
     run.emit("training.checkpoint", step=step, name=saved.name)
     run.stream.sync()
-    await saved.record(run.path, policy_paths=await saved_paths(policies or []), reference_path=reference_path)
+    await saved.record(
+        run.path,
+        policy_paths=await saved_paths(policies or []),
+        trained_ahead=() if pool is None else pool.trained_ahead,
+        reference_path=reference_path,
+    )

@@ -95,20 +95,21 @@ def make_evaluators(test_D: list[Datum]) -> Evaluators:
 
 @stage(writes="data_D")
 def get_batch(
-    step: int, epoch: int, batches: Batches[list[Datum]], positions: Positions, examples: ChatData, row: Row
+    epoch: int, batches: Batches[list[Datum]], positions: Positions, examples: ChatData, row: Row, run: Run
 ) -> list[Datum]:
     """The data of this step."""
-    data_D = list(chain.from_iterable(batches[step]))
+    data_D = list(chain.from_iterable(batches[row.step]))
     row.add(
         {
             "epoch": epoch,
-            "progress": step / positions.num_steps,
+            "progress": row.step / positions.num_steps,
             "num_sequences": len(data_D),
             "num_untrainable": len(examples.untrainable),  # chats left out: nothing in them to train on
             "num_tokens": sum(datum.model_input.length for datum in data_D),
             "num_loss_tokens": sum(np.count_nonzero(datum.loss_fn_inputs["weights"].array) for datum in data_D),
         }
     )
+    run.emit("dataset.batch", step=row.step, num_datums=len(data_D), num_tokens=row.values["num_tokens"])
     return data_D
 
 
