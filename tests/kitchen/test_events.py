@@ -226,7 +226,12 @@ def test_the_stages_of_a_step_run_in_this_order(name: str, tmp_path: Path) -> No
     assert [event.labels["stage"] for event in begun] == SEQUENCES[name]
 
 
-@pytest.mark.parametrize("name", CASES)
+OFTEN = ("supervised", "reinforcement", "ready")  # .ci/run tries them all
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in CASES]
+)
 def test_no_event_of_a_step_is_there_twice_when_a_run_was_stopped_and_went_on(name: str, tmp_path: Path) -> None:
     @stage
     def stops(step: int) -> None:
@@ -249,16 +254,16 @@ def test_a_model_is_registered_once_wherever_the_end_of_a_run_is_cut_off(tmp_pat
     def stops() -> None:
         raise ValueError("stopped")
 
-    case, workflow = CASES["supervised"], list_workflows()["supervised"]
+    workflow = list_workflows()["supervised"]
     for where, edited in (
         ("before", workflow.insert_before("register_model", stops)),
         ("after", workflow.insert_after("register_model", stops)),
     ):
         (tmp_path / where).mkdir()
-        config = case.config(tmp_path / where)
+        config = replace(supervised(tmp_path / where), batch_size=8, num_epochs=1)
         with pytest.raises(StageFailed, match="'stops'"):
             train(config, edited)
         for _ in range(2):
             events = train(config, workflow)
-            assert [event.step for event in events if event.name == "model.registered"] == [8]
+            assert [event.step for event in events if event.name == "model.registered"] == [1]
         assert len((Path(config.log_path) / "models.jsonl").read_text().splitlines()) == 1

@@ -179,6 +179,7 @@ def test_a_run_that_is_cancelled_at_any_moment_loses_no_group_and_trains_none_tw
     assert is_each_trained_once(config.log_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_name_what_was_trained_early_loses_groups(tmp_path: Path) -> None:
     """What the indices in its row are for."""
 
@@ -208,6 +209,8 @@ def test_it_ends(tmp_path: Path, changed: dict[str, int]) -> None:
     config = config_in(tmp_path, max_steps_off_policy=1, **changed)
     train(config)
     assert load_checkpoints_file(config.log_path)[-1].final
+    removed = sum(row.get("filter/groups_removed", 0) for row in rows(config.log_path))
+    assert (removed > 0) == config.remove_constant_reward_groups
 
 
 def test_a_worker_that_fails_stops_the_run_and_is_named(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_every_group_is_trained_once_and_none_is_too_old_also_when_a_run_is_kill
 
 
 def test_few_groups_are_played_again() -> None:
-    """Of 48 that are trained. Where groups begin as soon as a batch is taken, 37 and 18 are."""
+    """Of 48 that are trained: none, 8 and 8. If those of a batch began when another is taken: 44, 15 and 14."""
     stale = [
         [
             sum(taken.num_stale for taken in virtual_time.run(train(problems(seed), ahead=ahead)).steps)
@@ -128,8 +128,8 @@ def test_few_groups_are_played_again() -> None:
         for ahead in (0, 1, 2)
     ]
     assert stale[0] == [0] * 5
-    assert sorted(stale[1])[2] <= 8
-    assert sorted(stale[2])[2] <= 8
+    assert sorted(stale[1])[2] <= 10
+    assert sorted(stale[2])[2] <= 10
 
 
 def problems(seed: int, num_steps: int = 12) -> Problems:

@@ -17,6 +17,7 @@ from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy, freeze_policy
 from stovetop.kitchen.stages.session import init_renderer
 from stovetop.renderers.base import Renderer
+from stovetop.rl.advantages import GAE
 from stovetop.rl.problem_env import ProblemGroupBuilder
 from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import Env, RLDataset
@@ -153,8 +154,11 @@ def test_compute_advantages_is_centred_in_each_group_and_leaves_out_what_teaches
     kept_P, _ = rl.compute_advantages(played.rollouts, row, run, remove_constant_reward_groups=True)
     assert row.values["filter/groups_removed"] == 3 - len(kept_P)
     assert len(kept_P) >= 1
+    by_turn = rl.compute_advantages(played.rollouts, Row(4), run, estimator=GAE(baseline="zero"))
+    rewards_P_G = [group.get_total_rewards() for group in by_turn.groups_P]
+    assert by_turn.advantages_P_G == [[[reward] for reward in rewards_G] for rewards_G in rewards_P_G]  # one turn each
     assert emitted(run, "rl.advantages_computed") == [
-        {"num_groups": number, "num_trajectories": 6 * number} for number in (3, len(kept_P))
+        {"num_groups": number, "num_trajectories": 6 * number} for number in (3, len(kept_P), 3)
     ]
 
 
