@@ -492,7 +492,7 @@ def test_events_of_steps_that_ran_again_are_read_once(tmp_path: Path, begins: in
                 run.emit("rl.step", step=step)
                 if step < stop or stop == 5:
                     run.log_metrics({"loss": 1.0}, step)
-            run.emit("words.kept")
+            run.emit("words.kept", stop=stop)
     events = runs.load(tmp_path / "run").events
     assert [event.step for event in events if event.name == "rl.step"] == [0, 1, 2, 3, 4, 5]
     assert [event.step for event in events if event.name == "run.resume"] == [begins]
@@ -500,6 +500,16 @@ def test_events_of_steps_that_ran_again_are_read_once(tmp_path: Path, begins: in
         "run.start",
         "words.kept",
     ] * 2
+
+
+def test_what_a_resumed_run_says_again_of_its_data_is_read_once(tmp_path: Path):
+    for num_test in (2, 2, 3):
+        with runs.open_run(tmp_path / "run", Config(), console=False) as run:
+            for _ in range(2):  # of two data sets of one size: both are kept
+                run.emit("dataset.load", dataset="rows", num_test=num_test)
+    events = runs.load(tmp_path / "run").events
+    assert [event.values["num_test"] for event in events if event.name == "dataset.load"] == [2, 2, 3, 3]
+    assert [event.name for event in events].count("run.start") == 3
 
 
 def test_a_resume_before_an_earlier_resume_leaves_the_steps_out_again(tmp_path: Path):

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _RESUME = "run.resume"  # an event: the run goes on from its step
+_OF_A_PROCESS = ("run.", "workflow.", "stage.")  # events of these say what a process did; without a step, all are kept
 ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
 
 
@@ -374,11 +375,20 @@ def load(path: str | Path) -> RunRecord:
 
 
 def _read_events(path: Path) -> list[Event]:
-    """Without those of steps that a resumed run ran again: the ones from its step on that came before it."""
+    """Without those of steps that a resumed run ran again: the ones from its step on that came before it. And what it
+    says again of its data, word for word, is there once."""
     events: list[Event] = []
+    said_before, said = set[object](), set[object]()
     for event in parse_rows(path / EVENTS_FILE, event_from_row):
+        if event.name == "run.start":
+            said_before |= said
         if event.name == _RESUME and event.step is not None:
             begins = event.step
             events = [each for each in events if each.step is None or each.step < begins or each.name == _RESUME]
+        if event.step is None and not event.name.startswith(_OF_A_PROCESS):
+            words = (event.name, frozenset(event.values.items()), frozenset(event.labels.items()))
+            said.add(words)
+            if words in said_before:
+                continue
         events.append(event)
     return events
