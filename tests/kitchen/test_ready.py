@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kitchen.copies import Copier
 from kitchen.stages.configs import RLConfig, write_problems
-from kitchen.test_kills import LATENCY_S, Copier
 from kitchen.test_supervised import checkpoints, rows, weights
 from stovetop.backends import recording
 from stovetop.backends.recording import Raises
@@ -28,6 +28,7 @@ from stovetop.tracking.events import Recorder
 
 NUM_STEPS = 6  # of two epochs: nine problems to train on, three a step
 NUM_PARTS = 60
+LATENCY_S = {"forward_backward": 0.001, "save_state": 0.003, "sample": 0.001}
 ONCE = {"dataset.batch", "rl.rollout_complete", "rl.advantages_computed", "rl.batch_assembled", "rl.step"}
 
 
@@ -139,7 +140,7 @@ def killed(folder: Path, workflow: Workflow = HEAVY_TAILED) -> tuple[RLConfig, l
     config = config_in(folder, max_steps_off_policy=2)
     copier = Copier(Path(config.log_path))
     train(config, workflow, copier)
-    return config, copier.copies
+    return config, copier.all_copies()
 
 
 def some_are_trained_early(copies: Sequence[Path]) -> bool:
