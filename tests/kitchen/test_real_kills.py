@@ -1,0 +1,110 @@
+"""Processes that are killed while a workflow runs in them, and runs on the engine of this machine: once they go on,
+they are the run that would have been."""
+
+import random
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kitchen import local_modes, modes
+from kitchen.modes import Killed, Mode, Outcome, kill_at_boundaries, outcome
+from processes import signal_after
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from kitchen.{module} import MODES
+
+mode = MODES[sys.argv[1]]
+config = mode.config(Path(sys.argv[2]))
+print("under way", flush=True)
+mode.train(config, seed=int(sys.argv[3]))
+time.sleep(60)
+"""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that nothing stopped, and how long it took."""
+
+    module: str
+    name: str
+    mode: Mode
+    outcome: Outcome
+    seconds: float
+
+    @classmethod
+    def of(cls, module: str, name: str, mode: Mode, folder: Path) -> "Whole":
+        folder.mkdir(exist_ok=True)
+        config = mode.config(folder)
+        began_s = time.monotonic()
+        mode.train(config)
+        return cls(module, name, mode, outcome(config.log_path), time.monotonic() - began_s)
+
+    def assert_same_after_a_kill(self, number: int, folder: Path) -> None:
+        """Killed at some moment, and once more if it is so; then it goes on in this process."""
+        folder.mkdir(exist_ok=True)
+        generator = random.Random(f"{self.name} {number}")
+        program = PROGRAM.format(tests=str(Path(__file__).parents[1]), module=self.module)
+        for _ in range(generator.choice([1, 1, 2])):
+            arguments = ["-c", program, self.name, str(folder), str(number)]
+            ended = signal_after(arguments, generator.uniform(0.0, 1.2 * self.seconds), signal.SIGKILL)
+            assert ended.code == -signal.SIGKILL, ended.errors
+        config = self.mode.config(folder)
+        self.mode.train(config)
+        assert outcome(config.log_path) == self.outcome
+
+
+@pytest.fixture(scope="module", params=modes.MODES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole.of("modes", request.param, modes.MODES[request.param], tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
+def test_a_process_that_is_killed_leaves_the_run_that_would_have_been(
+    whole: Whole, number: int, tmp_path: Path
+) -> None:
+    """Two to four seconds: one or two interpreters are started."""
+    whole.assert_same_after_a_kill(number, tmp_path)
+
+
+def test_a_process_that_is_killed_while_it_samples_ahead_leaves_the_run_that_would_have_been(tmp_path: Path) -> None:
+    """The one of its kind that always runs."""
+    name = "two steps ahead"
+    whole = Whole.of("modes", name, modes.MODES[name], tmp_path / "whole")
+    whole.assert_same_after_a_kill(7, tmp_path / "killed")
+
+
+# ---- the engine of this machine --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=local_modes.MODES)
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    return kill_at_boundaries(local_modes.MODES[request.param], tmp_path_factory.mktemp("killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_on_this_machine_a_run_killed_at_the_boundary_of_a_stage_is_the_run_that_would_have_been(
+    killed: Killed, part: int
+) -> None:
+    """Fifteen seconds for each workflow: each copy loads the model."""
+    copies = random.Random(0).sample(killed.copies, 40)
+    for copy in copies[part::8]:
+        assert killed.resumed(copy) == killed.outcome
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", local_modes.MODES)
+def test_on_this_machine_a_process_that_is_killed_leaves_the_run_that_would_have_been(
+    name: str, tmp_path: Path
+) -> None:
+    """Ten seconds: interpreters that load torch are started."""
+    whole = Whole.of("local_modes", name, local_modes.MODES[name], tmp_path / "whole")
+    for number in range(2):
+        whole.assert_same_after_a_kill(number, tmp_path / f"killed-{number}")
