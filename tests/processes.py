@@ -53,14 +53,25 @@ class Ended:
     code: int  # as subprocess gives it: -2 when SIGINT ended it
     printed: str
     errors: str
-    seconds: float  # from the signal to the end
+    seconds: float  # from the last signal to the end
 
 
-def signal_after(arguments: Sequence[str], seconds: float, by: signal.Signals, limit_s: float = LIMIT_S) -> Ended:
+def signal_after(
+    arguments: Sequence[str],
+    seconds: float,
+    by: signal.Signals,
+    limit_s: float = LIMIT_S,
+    *,
+    again_after: float | None = None,
+) -> Ended:
     """Starts the interpreter with these arguments and sends it a signal so many seconds after its first line of output,
-    which says that it is under way. It is killed when it has not ended `limit_s` later."""
+    which says that it is under way; and once more, `again_after` seconds later. It is killed when it has not ended
+    `limit_s` after the last one."""
     with started(*arguments) as (process, first):
         time.sleep(seconds)
+        if again_after is not None:
+            process.send_signal(by)
+            time.sleep(again_after)
         sent_s = time.monotonic()
         process.send_signal(by)
         rest, errors = process.communicate(timeout=limit_s)

@@ -2,11 +2,12 @@
 
 import shlex
 import signal
+from collections.abc import Callable
 
 import pytest
 
-from processes import signal_after
-from stovetop.cli_interrupts import how_to_go_on
+from processes import ctrl_c_is_heard, signal_after
+from stovetop.cli_interrupts import Interrupted, as_interrupted, interrupted_by_sigterm, same_command
 
 NEVER_AWAITS = """
 import threading, time
@@ -25,12 +26,11 @@ async def main():
     finally:
         print("left", flush=True)
 
-terminations = []
 try:
-    with cli_interrupts.interrupted_by_sigterm(terminations):
+    with cli_interrupts.interrupted_by_sigterm():
         cli_interrupts.run_interruptibly(main())
-except KeyboardInterrupt:
-    raise SystemExit(143 if terminations else 130)
+except KeyboardInterrupt as interrupt:
+    raise SystemExit(cli_interrupts.as_interrupted(interrupt).exit_code)
 """
 
 
@@ -68,6 +68,66 @@ def test_what_awaits_is_cancelled_and_has_its_time_to_clean_up() -> None:
     assert (ended.code, ended.printed, ended.errors) == (130, "under way\nall saved\n", "")
 
 
+# ---- what does not end by itself -------------------------------------------------------------------------------------
+
+DOES_NOT_END = """
+import asyncio, time
+from stovetop import cli_interrupts
+
+cli_interrupts.SECONDS_TO_CLEAN_UP = {seconds}
+cli_interrupts.SECONDS_TO_LEAVE = 0.2
+
+async def main():
+    print("under way", flush=True)
+    while True:
+        try:
+            {work}
+        except asyncio.CancelledError:
+            {then}
+
+try:
+    cli_interrupts.run_interruptibly(main(), lambda: "To go on: run it again")
+except cli_interrupts.Interrupted as interrupt:
+    print("came to its end", interrupt)
+    raise SystemExit(interrupt.exit_code)
+"""
+BLOCKS = "await asyncio.to_thread(time.sleep, 50)"
+AT_ONCE_S = 2.0
+
+
+def test_a_thread_that_blocks_does_not_hold_up_the_end() -> None:
+    program = DOES_NOT_END.format(seconds=20, work=BLOCKS, then="raise")
+    ended = signal_after(["-c", program], 0.1, signal.SIGTERM)
+    assert (ended.code, ended.printed) == (143, "under way\n")
+    assert ended.errors.endswith("\nNot all of it has ended in time. To go on: run it again\n")
+    assert ended.seconds < AT_ONCE_S
+
+
+def test_what_does_not_let_itself_be_cancelled_has_its_time_and_not_more() -> None:
+    program = DOES_NOT_END.format(seconds=0.3, work="await asyncio.sleep(50)", then="pass")
+    ended = signal_after(["-c", program], 0.1, signal.SIGINT)
+    assert (ended.code, ended.printed) == (130, "under way\n")
+    assert ended.seconds < AT_ONCE_S
+
+
+@pytest.mark.parametrize("then", ["pass", "await asyncio.sleep(50)", "time.sleep(50)"])
+def test_a_second_signal_ends_it_at_once_whatever_it_does(then: str) -> None:
+    program = DOES_NOT_END.format(seconds=20, work="await asyncio.sleep(50)", then=then)
+    ended = signal_after(["-c", program], 0.1, signal.SIGINT, again_after=0.3)
+    assert (ended.code, ended.printed) == (130, "under way\n")
+    assert ended.errors.endswith("\nEnded at once. To go on: run it again\n")
+    assert ended.seconds < AT_ONCE_S
+
+
+def test_what_fails_while_it_ends_is_said() -> None:
+    program = DOES_NOT_END.format(seconds=20, work="await asyncio.sleep(50)", then="raise ValueError('not closed')")
+    ended = signal_after(["-c", program], 0.1, signal.SIGINT)
+    assert (ended.code, ended.printed.splitlines()[1]) == (
+        130,
+        "came to its end Interrupted. While it ended: not closed. To go on: run it again",
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "again"),
     [
@@ -77,9 +137,15 @@ def test_what_awaits_is_cancelled_and_has_its_time_to_clean_up() -> None:
     ],
 )
 def test_the_command_to_go_on_with_deletes_nothing(command: str, again: str) -> None:
-    assert how_to_go_on(shlex.split(command)).endswith(f": stovetop {again}")
+    assert same_command(shlex.split(command)).endswith(f": stovetop {again}")
 
 
-@pytest.mark.parametrize("command", ["chat smollm2", "play math", ""])
-def test_what_has_no_place_to_go_on_from_is_only_said_to_be_interrupted(command: str) -> None:
-    assert how_to_go_on(shlex.split(command)) == "Interrupted."
+@pytest.mark.parametrize("of_sigint", [signal.default_int_handler, signal.SIG_IGN])
+def test_what_is_no_run_is_only_said_to_be_interrupted(of_sigint: Callable[..., object] | signal.Handlers) -> None:
+    with ctrl_c_is_heard():
+        signal.signal(signal.SIGINT, of_sigint)
+        with pytest.raises(Interrupted, match=r"^Interrupted\.$") as raised, interrupted_by_sigterm():
+            signal.raise_signal(signal.SIGTERM)
+    assert raised.value.exit_code == 143
+    assert str(as_interrupted(KeyboardInterrupt())) == "Interrupted."
+    assert as_interrupted(KeyboardInterrupt()).exit_code == 130

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from stovetop.checkpoints import get_last_checkpoint
 from stovetop.cli_configs import as_flags, with_values_of_enums
 from stovetop.cli_describe import RecipeModule, as_json, as_text, checked_workflow, workflow_of
-from stovetop.cli_interrupts import how_to_go_on, interrupted_by_sigterm, output_is_closed, run_interruptibly
-from stovetop.cli_runs import config_to_go_on_with, list_runs, refuse_another_place, stored_run
+from stovetop.cli_interrupts import as_interrupted, interrupted_by_sigterm, output_is_closed, run_interruptibly
+from stovetop.cli_runs import config_to_go_on_with, how_to_go_on, list_runs, refuse_another_place, stored_run
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.fetch import fetch_model
 from stovetop.model_store import FETCHABLE, find_model
@@ -90,11 +90,10 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     debug = "--debug" in words
     failed = 2
-    terminations: list[int] = []
     try:
         action = understand([word for word in words if word != "--debug"])
         failed = 1
-        with interrupted_by_sigterm(terminations):
+        with interrupted_by_sigterm():
             action()
         sys.stdout.flush()
     except BrokenPipeError:
@@ -106,9 +105,10 @@ def main(words: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return failed
-    except KeyboardInterrupt:
-        print(f"\n{how_to_go_on(words)}", file=sys.stderr)
-        return 143 if terminations else 130
+    except KeyboardInterrupt as interrupt:
+        interrupted = as_interrupted(interrupt)
+        print(f"\n{interrupted}", file=sys.stderr)
+        return interrupted.exit_code
     return 0
 
 
@@ -154,7 +154,7 @@ def _run(words: Sequence[str]) -> Action:
     if "--dry-run" in words:
         return _dry_run(recipe, config)
     _check_workflow(recipe, config)
-    return lambda: run_interruptibly(recipe.main(config))
+    return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["run", *words]))
 
 
 def _config_of(
@@ -227,7 +227,7 @@ def _resume(words: Sequence[str]) -> Action:
         return _dry_run(recipe, config)
     check_opening(stored.path, config)
     _check_workflow(recipe, config)
-    return lambda: run_interruptibly(recipe.main(config))
+    return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["resume", *words]))
 
 
 def _runs(words: Sequence[str]) -> Action:

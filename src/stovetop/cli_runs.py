@@ -1,12 +1,15 @@
 """Runs that are there already: which recipe one belongs to and the config that it goes on with, and the list of those
 in a folder."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stovetop.checkpoints import get_last_checkpoint
+from stovetop.cli_interrupts import same_command
 from stovetop.durable import parse_rows
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.recipes import RECIPES
@@ -46,6 +49,16 @@ def config_to_go_on_with(stored: StoredConfig, config_class: "type[DataclassInst
     config = stored.config_as(config_class)
     is_there = Path(str(stored.config.get("log_path"))).expanduser().resolve() == stored.path
     return replace(config, behavior_if_exists="resume", **({} if is_there else {"log_path": str(stored.path)}))
+
+
+def how_to_go_on(config: "DataclassInstance", words: Sequence[str]) -> str:
+    """The command that goes on with the run of this config, which was interrupted; `words` are those that began it."""
+    log_path = str(asdict(config).get("log_path", os.devnull))
+    try:
+        stored_run(log_path)
+    except StovetopError:  # it has not begun, or is a folder of several
+        return same_command(words)
+    return f"To go on where it stopped: stovetop resume {shlex.quote(log_path)}"
 
 
 def refuse_another_place(config: "DataclassInstance", stored: StoredConfig) -> None:
