@@ -1,12 +1,13 @@
 """What an evaluator is, and how a round of them runs. Evaluators themselves live with what they measure."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.concurrency import together
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture
+from stovetop.tracking.waiting import waiting_for
 
 Metrics = dict[str, float]
 
@@ -31,16 +32,21 @@ async def run_evaluators(
 ) -> Metrics:
     """One round: all at once, all on the weights as of this call if nothing else is submitted until it returns. The
     sampling evaluators share one sampling client. Two that report the same metric are refused."""
-    rounds = [evaluator(training_client) for evaluator in training]
+    rounds = [_named(evaluator, evaluator(training_client)) for evaluator in training]
     if sampling:
         snapshot = training_client.save_weights_and_get_sampling_client()
-        rounds += [_evaluate(snapshot, evaluator) for evaluator in sampling]
+        rounds += [_named(evaluator, _evaluate(snapshot, evaluator)) for evaluator in sampling]
     metrics: Metrics = {}
     for reported in await together(rounds, name="evaluator"):
         if clash := metrics.keys() & reported.keys():
             raise InvalidRequest(f"two evaluators report the same metric; give one of them another name: {min(clash)}")
         metrics |= reported
     return metrics
+
+
+async def _named(evaluator: object, metrics: Awaitable[Metrics]) -> Metrics:
+    with waiting_for("evaluator %s", type(evaluator).__name__):
+        return await metrics
 
 
 async def _evaluate(snapshot: APIFuture[SamplingClient], evaluator: SamplingClientEvaluator) -> Metrics:

@@ -41,6 +41,7 @@ from stovetop.tracking.console import Bar, ConsoleSink, markdown_table, open_con
 from stovetop.tracking.events import Event, EventStream, Sink, event_from_row, metrics_from_row, step_of_row
 from stovetop.tracking.plots import Line, plot_lines
 from stovetop.tracking.sinks import EventsFile, MetricsFile
+from stovetop.tracking.waiting import STALL_AFTER_S, Watch
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -66,6 +67,7 @@ def open_run(
     console: bool = True,
     columns: Sequence[str] = (),
     sinks: Sequence[Sink] = (),
+    stall_after_s: float = STALL_AFTER_S,
 ) -> "Run":
     """The run in this directory, made or resumed; enter it with `with`. It is locked until it is left.
 
@@ -73,7 +75,8 @@ def open_run(
     that say otherwise (`tracking.configs.MAY_CHANGE`), unless changes are allowed. "delete" begins afresh, "raise"
     refuses a directory in which there is a run, "ask" asks on a terminal and is refused where there is none. A
     directory that holds anything but a run is refused in any case. `columns` are the metrics to show on the console;
-    `sinks` get every event too.
+    `sinks` get every event too. When nothing has gone on for `stall_after_s` seconds, the log says what the run waits
+    for, and since when: which stage, which environment of which group, which evaluator.
     """
     settings = config_to_dict(config)
     with ExitStack() as opening:
@@ -86,7 +89,7 @@ def open_run(
         if content is not Content.RUN and (diff := _git_diff()) is not None:
             write_file(path / "code.diff", diff)
         shown = ConsoleSink(open_console(shown=console), columns)
-        return Run(path, settings, changes, shown, sinks, opening.pop_all())
+        return Run(path, settings, changes, shown, sinks, opening.pop_all(), stall_after_s)
 
 
 def check_opening(
@@ -235,6 +238,7 @@ class Run:
         console: ConsoleSink,
         sinks: Sequence[Sink],
         stack: ExitStack,
+        stall_after_s: float,
     ) -> None:
         self.path = path
         record = [MetricsFile(path / METRICS_FILE), EventsFile(path / EVENTS_FILE)]
@@ -243,6 +247,7 @@ class Run:
         self._changes = changes
         self._console = console
         self._stack = stack  # holds the lock
+        self._stall_after_s = stall_after_s
         self._last_step = _last_step(parse_rows(path / METRICS_FILE, _checked_row))
         self._began_s = time.monotonic()
 
@@ -253,6 +258,7 @@ class Run:
             for name, change in self._changes.items():
                 self.stream.emit("run.config_changed", field=name, change=str(change))
             self.stream.log_hparams(self._settings)
+            opening.enter_context(Watch(self._stall_after_s).on())
             self._stack = opening.pop_all()
         return self
 

@@ -23,6 +23,7 @@ from stovetop.kitchen.nodes import Condition, Loop, Phase, Placed, Positions
 from stovetop.kitchen.stage import AnyStage, optional_of, parameters_of
 from stovetop.runs import Run
 from stovetop.tracking.events import as_number
+from stovetop.tracking.waiting import waiting_for
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,12 @@ class Runner:
         row, began_s = scope.row, time.perf_counter()
         if row is not None:
             row.writer = stage.name
-        with self._failures_of(stage.name, scope.step), self._span("stage", scope.step, stage=stage.name):
+        at = "" if scope.step is None else f" at step {scope.step}"
+        with (
+            self._failures_of(stage.name, scope.step),
+            self._span("stage", scope.step, stage=stage.name),
+            waiting_for("stage %r%s", stage.name, at),
+        ):
             value = stage.function(**self._arguments(stage.reads, stage.optional, scope))
             if inspect.iscoroutine(value):
                 value = await value

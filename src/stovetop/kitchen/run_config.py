@@ -4,9 +4,12 @@ runs."""
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from stovetop.rules import Whole
+from stovetop.rules import Whole, number
 from stovetop.runs import BehaviorIfExists
 from stovetop.tracking.configs import MAY_CHANGE
+from stovetop.tracking.waiting import STALL_AFTER_S
+
+Seconds = Annotated[float, number(above=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +19,15 @@ class RunConfig:
     log_path: str = field(metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
+    stall_after_s: Seconds = field(default=STALL_AFTER_S, metadata=MAY_CHANGE)  # with no progress, until it says why
     device: str | None = None  # of an engine in this process, as the next three; None: its default
     dtype: Literal["float32", "bfloat16"] | None = None  # of the base weights
     deterministic: bool | None = None  # sampler and trainer agree to the bit; True: refused where they cannot
     threads: Annotated[int, Whole(1, 1024)] | None = field(default=None, metadata=MAY_CHANGE)  # to compute with
+
+    def run_options(self) -> dict[str, Any]:
+        """Keywords of `open_run`."""
+        return {"behavior_if_exists": self.behavior_if_exists, "stall_after_s": self.stall_after_s}
 
     def engine_options(self) -> dict[str, Any]:
         """Those that are set, as keywords of `stovetop.ServiceClient`."""

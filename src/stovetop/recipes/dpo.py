@@ -136,8 +136,7 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
-    behavior = config.behavior_if_exists
-    with open_run(config.log_path, config, behavior_if_exists=behavior, columns=COLUMNS) as run:
+    with open_run(config.log_path, config, columns=COLUMNS, **config.run_options()) as run:
         state = await WORKFLOW.run(config, service=service, run=run)
         held_out = {"held out": "test/accuracy"} if state["evaluators"] != Evaluators() else {}
         lines = {"training batch": "accuracy"} | held_out

@@ -181,8 +181,7 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
-    behavior = config.behavior_if_exists
-    with open_run(config.log_path, config, behavior_if_exists=behavior, columns=COLUMNS) as run:
+    with open_run(config.log_path, config, columns=COLUMNS, **config.run_options()) as run:
         await WORKFLOW.run(config, service=service, run=run)
         reward = {"reward of a batch": "env/all/reward/total"}
         run.plot("reward", reward, title="Reinforcement learning", y_label="mean reward", running_mean=5)

@@ -99,8 +99,7 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
-    behavior = config.behavior_if_exists
-    with open_run(config.log_path, config, behavior_if_exists=behavior, columns=COLUMNS) as run:
+    with open_run(config.log_path, config, columns=COLUMNS, **config.run_options()) as run:
         state = await WORKFLOW.run(config, service=service, run=run)
         lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if state["test_D"] else {})
         run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")

@@ -32,6 +32,7 @@ from stovetop.rl.types import (
     Transition,
 )
 from stovetop.rules import Whole, number
+from stovetop.tracking.waiting import waiting_for
 from stovetop.types import ModelInput, SampleResponse, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,8 @@ async def _play(policy: TokenCompleter, env: Env, episode: _Episode, limits: Rol
     while True:
         observation = episode.observation
         answer = policy(observation, stop, max_tokens=limits.answer_budget(episode.played()))
-        action = await _or_none_in(limits.sampling_turn_timeout_s, _or_error(answer))
+        with waiting_for("%s: an answer of the policy", where):
+            action = await _or_none_in(limits.sampling_turn_timeout_s, _or_error(answer))
         if action is None:
             return StopReason.ROLLOUT_TIMEOUT
         result = await _answer_of(env.step(action), f"{where}.step {len(episode.transitions)}")
@@ -251,7 +253,13 @@ async def do_rollouts(
 ) -> Rollouts:
     """All groups of a batch at once. Under MinViableGroup there may be fewer groups than builders, or none at all."""
     rules = _rules(on_error, limits)
-    outcomes_P = await map_together(lambda builder: _play_group(builder, policy, rules), builders_P, name="group")
+
+    async def play(numbered: tuple[int, EnvGroupBuilder]) -> _GroupOutcome:
+        index, builder = numbered
+        with waiting_for("group %s of %s, %s", index, len(builders_P), builder):
+            return await _play_group(builder, policy, rules)
+
+    outcomes_P = await map_together(play, enumerate(builders_P), name="group")
     num_errors: Counter[str] = Counter()
     for outcome in outcomes_P:
         num_errors.update(_kind(error) for error in outcome.errors)
@@ -324,7 +332,8 @@ async def _play_group(builder: EnvGroupBuilder, policy: TokenCompleter, rules: _
             num_rollouts = f"{len(finished)} of {len(envs_G)} rollouts succeeded, {min_successful} are needed"
             log.warning("%s is skipped: %s", type(builder).__name__, num_rollouts)
             return _GroupOutcome(None, errors)
-        group = await _reward_group(builder, finished, rules.limits.rewards)
+        with waiting_for("compute_group_rewards"):
+            group = await _reward_group(builder, finished, rules.limits.rewards)
         return _GroupOutcome(group, errors, num_dropped=len(envs_G) - len(finished))
     except (EnvError, GradeError) as error:
         if rules.raises or not _is_of_the_group(error):
@@ -415,7 +424,8 @@ async def _reward_group(
 
 async def _answer_of(answer: Awaitable[T], what: str) -> T:
     try:
-        return await _or_error(answer)
+        with waiting_for("%s", what):
+            return await _or_error(answer)
     except Exception as error:
         raise EnvError(f"{what} failed: {error!r}") from error
 
