@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from kitchen.copies import Copier
 from kitchen.stages.configs import (
     DistillationConfig,
     KLConfig,
@@ -43,7 +43,7 @@ from stovetop.kitchen.workflows import (
 )
 from stovetop.recipes import dpo
 from stovetop.runs import load, open_run
-from stovetop.tracking.events import Event, Recorder, Sink
+from stovetop.tracking.events import Sink
 
 ONCE_A_STEP = {
     "training.step", "dpo.step", "rl.step", "distillation.step", "training.epoch", "training.checkpoint",
@@ -145,29 +145,6 @@ def cancel_the_run() -> None:
 # ---- kills -----------------------------------------------------------------------------------------------------------
 
 
-class Copier(Recorder):
-    """Copies the run at the boundaries of its stages, or at the end of one of them."""
-
-    def __init__(self, run: Path, after: str | None = None) -> None:
-        super().__init__()
-        self.run = run
-        self.after = after
-        self.copies: list[Path] = []
-
-    def receive(self, event: Event) -> None:
-        is_boundary = event.name in ("stage.start", "stage.stop")
-        if is_boundary and (self.after is None or (event.name, event.labels["stage"]) == ("stage.stop", self.after)):
-            path = self.run.with_name(f"{self.run.name}-killed-{len(self.copies)}")
-            shutil.copytree(self.run, path, copy_function=_copy_if_there, ignore=shutil.ignore_patterns(".lock"))
-            self.copies.append(path)
-
-
-def _copy_if_there(source: str, target: str) -> None:
-    """A file may be renamed, or a folder cleared, while it is copied."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.copyfile(source, target)
-
-
 @dataclass(frozen=True)
 class Killed:
     """A run that nothing stopped, and its copies."""
@@ -193,7 +170,7 @@ def kill_at_boundaries(mode: Mode, folder: Path, after: str | None = None) -> Ki
     copier = Copier(Path(config.log_path), after)
     mode.train(config, sinks=[copier])
     whole = Path(config.log_path).rename(folder / "whole")
-    return Killed(mode, replace(config, log_path=str(whole)), copier.copies)
+    return Killed(mode, replace(config, log_path=str(whole)), copier.all_copies())
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------------
