@@ -3,8 +3,8 @@ the lines in their files. `tests/test_docs.py` compares it."""
 
 from pathlib import Path
 
-from stovetop.cli import HELP, load_recipe
-from stovetop.cli_describe import as_text
+from stovetop.cli import HELP
+from stovetop.cli.describe import as_text, load_recipe
 
 PAGE = Path(__file__).parent / "recipes.md"
 WORKFLOWS = ("sl_basic", "rl_basic", "dpo")

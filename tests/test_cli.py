@@ -15,8 +15,9 @@ import torch
 from engine import tiny
 from processes import ctrl_c_is_heard, run_python
 from stovetop.backends import local
-from stovetop.cli import load_recipe, main
-from stovetop.cli_configs import as_flags, config_fields
+from stovetop.cli import main
+from stovetop.cli.configs import as_flags, config_fields
+from stovetop.cli.describe import load_recipe
 from stovetop.durable import append_row
 from stovetop.recipes import RECIPES, Recipe
 from stovetop.run_folder import mark

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from processes import ctrl_c_is_heard, signal_after
-from stovetop.cli_interrupts import Interrupted, as_interrupted, interrupted_by_sigterm, same_command
+from stovetop.cli.interrupts import Interrupted, as_interrupted, interrupted_by_sigterm, same_command
 
 NEVER_AWAITS = """
 import threading, time
-from stovetop import cli, cli_interrupts
+from stovetop import cli
+from stovetop.cli import interrupts
 
-cli_interrupts.SECONDS_TO_AWAIT = 0.1
+interrupts.SECONDS_TO_AWAIT = 0.1
 
 def compute():
     while True:
@@ -27,10 +28,10 @@ async def main():
         print("left", flush=True)
 
 try:
-    with cli_interrupts.interrupted_by_sigterm():
-        cli_interrupts.run_interruptibly(main())
+    with interrupts.interrupted_by_sigterm():
+        interrupts.run_interruptibly(main())
 except KeyboardInterrupt as interrupt:
-    raise SystemExit(cli_interrupts.as_interrupted(interrupt).exit_code)
+    raise SystemExit(interrupts.as_interrupted(interrupt).exit_code)
 """
 
 
@@ -44,9 +45,9 @@ def test_what_awaits_nothing_is_interrupted_soon_too(work: str, by: signal.Signa
 
 AWAITS_AND_CLEANS_UP = """
 import asyncio, time
-from stovetop import cli_interrupts
+from stovetop.cli import interrupts
 
-cli_interrupts.SECONDS_TO_AWAIT = 0.1
+interrupts.SECONDS_TO_AWAIT = 0.1
 
 async def main():
     try:
@@ -57,7 +58,7 @@ async def main():
         print("all saved", flush=True)
 
 try:
-    cli_interrupts.run_interruptibly(main())
+    interrupts.run_interruptibly(main())
 except KeyboardInterrupt:
     raise SystemExit(130)
 """
@@ -72,10 +73,10 @@ def test_what_awaits_is_cancelled_and_has_its_time_to_clean_up() -> None:
 
 DOES_NOT_END = """
 import asyncio, time
-from stovetop import cli_interrupts
+from stovetop.cli import interrupts
 
-cli_interrupts.SECONDS_TO_CLEAN_UP = {seconds}
-cli_interrupts.SECONDS_TO_LEAVE = 0.2
+interrupts.SECONDS_TO_CLEAN_UP = {seconds}
+interrupts.SECONDS_TO_LEAVE = 0.2
 
 async def main():
     print("under way", flush=True)
@@ -86,8 +87,8 @@ async def main():
             {then}
 
 try:
-    cli_interrupts.run_interruptibly(main(), lambda: "To go on: run it again")
-except cli_interrupts.Interrupted as interrupt:
+    interrupts.run_interruptibly(main(), lambda: "To go on: run it again")
+except interrupts.Interrupted as interrupt:
     print("came to its end", interrupt)
     raise SystemExit(interrupt.exit_code)
 """

@@ -1,5 +1,5 @@
 """Talking to a model in a terminal: a chat as messages, answers shown as they come, a few commands. How lines are read
-and text is shown is the `Terminal`'s business; the real one is in cli.py.
+and text is shown is the `Terminal`'s business; the real one is in cli/models.py.
 
 A sampling client returns whole samples, so an answer is drawn in pieces of a few tokens, each of which goes on where
 the last one ended. That draws from the same distribution as one long sample.

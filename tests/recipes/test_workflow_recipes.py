@@ -13,7 +13,7 @@ import pytest
 from processes import run_python
 from stovetop.backends import recording
 from stovetop.cli import main
-from stovetop.cli_configs import config_fields
+from stovetop.cli.configs import config_fields
 from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, StageFailed
 from stovetop.kitchen import RunConfig, Workflow, stage

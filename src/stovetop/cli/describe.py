@@ -2,21 +2,27 @@
 that is a flat loop has fields alone. Nothing is run.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
-from stovetop.cli_configs import Field, config_fields
+import stovetop
+from stovetop.cli.configs import Field, config_fields
+from stovetop.cli.words import entry
 from stovetop.client import ServiceClient
+from stovetop.recipes import RECIPES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from stovetop.kitchen.check import Checked
     from stovetop.kitchen.workflow import Description, StageRow, Workflow
+
+PACKAGE = Path(stovetop.__file__).parent
 
 
 class RecipeModule(Protocol):
@@ -26,6 +32,12 @@ class RecipeModule(Protocol):
 
     Config: type["DataclassInstance"]
     main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
+
+
+def load_recipe(name: str) -> RecipeModule:
+    """The one of this name, in which - is as good as _."""
+    recipe = entry("recipe", name.replace("-", "_"), RECIPES)
+    return cast(RecipeModule, importlib.import_module(recipe.module))
 
 
 def workflow_of(recipe: RecipeModule) -> "Workflow | None":
@@ -116,7 +128,7 @@ def _listed(row: "StageRow") -> str:
 
 def _short_path(file: str) -> str:
     """From the package on, for a file of the package; else from the current folder on, where it is in there."""
-    for root in (Path(__file__).parent.parent, Path.cwd()):
+    for root in (PACKAGE.parent, Path.cwd()):
         if Path(file).is_relative_to(root):
             return str(Path(file).relative_to(root))
     return file

