@@ -4,7 +4,8 @@ the lines in their files. `tests/test_docs.py` compares it."""
 from pathlib import Path
 
 from stovetop.cli import HELP
-from stovetop.cli.describe import as_text, load_recipe
+from stovetop.cli.describe import recipe_as_text
+from stovetop.cli.loading import load_recipe
 
 PAGE = Path(__file__).parent / "recipes.md"
 WORKFLOWS = ("sl_basic", "rl_basic", "dpo")
@@ -25,7 +26,7 @@ def page() -> str:
     """All of it."""
     parts = [ABOVE, _block(HELP)]
     for name in WORKFLOWS:
-        parts += [f"\n## {name}\n\n", _block(as_text(load_recipe(name), places=False))]
+        parts += [f"\n## {name}\n\n", _block(recipe_as_text(load_recipe(name), places=False))]
     return "".join(parts)
 
 

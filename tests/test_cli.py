@@ -17,7 +17,7 @@ from processes import ctrl_c_is_heard, run_python
 from stovetop.backends import local
 from stovetop.cli import main
 from stovetop.cli.configs import as_flags, config_fields
-from stovetop.cli.describe import load_recipe
+from stovetop.cli.loading import load_recipe
 from stovetop.durable import append_row
 from stovetop.recipes import RECIPES, Recipe
 from stovetop.run_folder import mark
@@ -138,6 +138,8 @@ def test_a_dry_run_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixt
         (["run", "toy", "num_epohcs=2"], "--num_epochs"),
         (["run", "toy", "--lerning-rate", "2"], "--learning_rate"),
         (["describe", "tyo"], "'toy'"),
+        (["describe", "reinforcment"], "'reinforcement'"),
+        (["run", "toy.p"], "'toy'"),
         (["fetch", "smolm2"], "'smollm2'"),
     ],
 )
@@ -235,6 +237,11 @@ NO_RUNS: list[tuple[str, str, str]] = [
     ("rl_loop", "loss_fn=nope", "importance_sampling"),
     ("rl_loop", "loss_fn=cross_entropy", "temperature"),
     ("sl_basic", "dataset=sample:no_robot", "'sample:no_robots'|'no_robots'"),
+    ("sl_basic", "dataset=no_robot", "did you mean 'no_robots'"),
+    ("sl_basic", "test_dataset=sample:chat", "did you mean 'chats'"),
+    ("rl_basic", "dataset=gsm8", "did you mean 'gsm8k'"),
+    ("dpo", "dataset=hh", "did you mean 'hhh'"),
+    ("dpo", "dataset=sample:ultrafeedbak", "did you mean 'ultrafeedback'"),
     ("sl_basic", "batch_size=21", "batch_size must be at most 20, the number of chats to train on: 21"),
     ("sl_basic", "warmup_steps=6", "warmup_steps must be at most 5, the number of steps: 6"),
     ("sl_basic", "threads=0", "threads"),
@@ -339,7 +346,7 @@ def test_describe_says_what_is_accepted_and_what_may_change(capsys: pytest.Captu
     assert fields["learning_rate"]["may_change"] == ""
     capsys.readouterr()
     assert code_of("describe", "sl_loop") == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "A run that goes on may have another value of: log_path," in said
     assert "num_epochs (while lr_schedule=constant)" in said
 

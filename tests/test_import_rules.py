@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -166,6 +167,18 @@ def test_recipes_import_public_names_only() -> None:
     ]
     names = [(found.where, name) for found in ours for name in (*found.module.split("."), *found.names)]
     assert [(where, name) for where, name in names if name.startswith("_")] == []
+
+
+def test_recipes_and_the_kitchen_have_no_arithmetic_of_their_own() -> None:
+    """What they compute is done by functions of the packages below; numpy counts tokens."""
+    libraries = {
+        unit: {
+            root_of(found) for path in SOURCES if unit_of(path) == unit for found in imports_of(path) if found.at_top
+        }
+        for unit in ("recipes", "kitchen")
+    }
+    for unit in libraries:
+        assert libraries[unit] - set(sys.stdlib_module_names) == {ROOT, "numpy"}
 
 
 def test_only_tasks_and_recipes_name_a_dataset() -> None:

@@ -40,6 +40,20 @@ def test_every_public_name_is_there() -> None:
     assert set(tinker.__all__) <= set(dir(tinker))
 
 
+def test_what_a_training_program_is_made_of_is_there_and_documented() -> None:
+    from stovetop import checkpoints, client, kitchen, lr_schedules, runs
+    from stovetop.kitchen.workflows import list_workflows
+    from stovetop.rl.types import EnvGroupBuilder, RLDataset
+    from stovetop.supervised.data import SupervisedDataset
+
+    named = [client.TrainingClient, client.SamplingClient, SupervisedDataset, RLDataset, EnvGroupBuilder]
+    named += [checkpoints.submit_checkpoint, checkpoints.resume_or_create, checkpoints.save_final_checkpoint]
+    named += [lr_schedules.compute_schedule_lr_multiplier, runs.open_run, runs.load]
+    named += [kitchen.Workflow, kitchen.stage, kitchen.RunConfig]
+    assert all(each.__doc__ for each in named)
+    assert {"supervised", "preference", "reinforcement", "distillation"} <= set(list_workflows())
+
+
 def test_modules_are_imported_when_they_are_first_named() -> None:
     code = """
 import stovetop, sys

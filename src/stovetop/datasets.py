@@ -7,7 +7,7 @@ of them (tokens, problems) is not decided here, and no dataset of a hub is named
 import importlib
 import importlib.resources
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -52,6 +52,14 @@ def load_chats(source: str, *, split: str | None = None) -> list[list[Message]]:
     return [_chat(placed) for placed in _open(source, _HubPart(split))]
 
 
+def published(source: str, table: Mapping[str, T]) -> T | None:
+    """What a table of published data sets has under this name. None for what `load_rows` takes by itself: a file, a
+    folder, "sample:NAME", "owner/name". A name that is neither is refused, with the nearest that there is."""
+    if source not in table:
+        _check_name(source, _path(source), table)
+    return table.get(source)
+
+
 def sample_names() -> list[str]:
     """What may follow "sample:"."""
     folder = importlib.resources.files("stovetop") / "samples"
@@ -73,20 +81,36 @@ class _PlacedRow(NamedTuple):
     has_filled_nulls: bool = False  # its source gives every object the fields of all others, as null
 
 
-def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
+def _path(source: str) -> Path:
     try:
         path = Path(source).expanduser()
-        is_folder = path.is_dir() and source != ""
+        path.is_dir()
     except (OSError, RuntimeError) as error:  # too long a name, or the home of a user that there is not
         raise InvalidRequest(f"this cannot be the path of a file ({error}): {source!r:.200}") from error
-    if is_folder:
+    return path
+
+
+def _is_file(source: str, path: Path) -> bool:
+    """Whether it is one, or is named like one."""
+    return source.startswith(_SAMPLE) or path.suffix.lower() in (".jsonl", ".parquet") or path.is_file()
+
+
+def _check_name(source: str, path: Path, published: Iterable[str] = ()) -> None:
+    """Refuses what cannot be a source."""
+    if _is_file(source, path) or source.count("/") == 1 or (path.is_dir() and source != ""):
+        return
+    known = [*published, *(_SAMPLE + sample for sample in sample_names())]
+    raise UnknownName(
+        "dataset", source, known, hint="Or pass FILE.jsonl, FILE.parquet, a folder, or OWNER/NAME of a hub"
+    )
+
+
+def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
+    path = _path(source)
+    _check_name(source, path)
+    if path.is_dir() and source != "":
         return _open_hub(str(path), part._replace(streaming=True))  # which copies nothing into a cache
-    suffix = path.suffix.lower()
-    if not source.startswith(_SAMPLE) and suffix not in (".jsonl", ".parquet") and not path.is_file():
-        if source.count("/") != 1:
-            known = [_SAMPLE + sample for sample in sample_names()]
-            hint = "Or pass FILE.jsonl, FILE.parquet, a folder, or OWNER/NAME of a hub"
-            raise UnknownName("dataset", source, known, hint=hint)
+    if not _is_file(source, path):
         return _open_hub(source, part)
     if given := {name: value for name, value in part._asdict().items() if isinstance(value, str)}:
         raise InvalidRequest(f"only a dataset of a hub has these; leave {', '.join(given)} out for {source!r}: {given}")
@@ -94,7 +118,7 @@ def _open(source: str, part: _HubPart) -> Iterator[_PlacedRow]:
         return _open_sample(source)
     if not path.is_file():
         raise InvalidRequest(f"there is no such file; give the path of one, or sample:NAME: {source!r}")
-    return _open_parquet(path, source) if suffix == ".parquet" else _parse_file(path, source)
+    return _open_parquet(path, source) if path.suffix.lower() == ".parquet" else _parse_file(path, source)
 
 
 def _open_sample(source: str) -> Iterator[_PlacedRow]:

@@ -18,7 +18,7 @@ from stovetop.errors import StageFailed
 from stovetop.kitchen import stage
 from stovetop.kitchen.stages import all_stages
 from stovetop.kitchen.workflow import Workflow
-from stovetop.kitchen.workflows import SUPERVISED, list_workflows
+from stovetop.kitchen.workflows import SUPERVISED, get_workflow, list_workflows
 from stovetop.recipes import sl_loop
 from stovetop.runs import Run, load, open_run
 
@@ -171,7 +171,7 @@ PUBLISHED = (
 
 
 def test_stages_and_workflows_are_listed() -> None:
-    assert list_workflows()["supervised"] is SUPERVISED
+    assert list_workflows()["supervised"] is get_workflow("supervised") is SUPERVISED
     used = {each.stage.name for workflow in list_workflows().values() for each in workflow.stages}
     assert used | set(PUBLISHED.split()) <= set(all_stages())
     assert all(len(each.reads) <= 6 for each in all_stages().values())

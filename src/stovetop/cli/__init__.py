@@ -23,11 +23,12 @@ usage: stovetop <command> ...
 Stovetop trains language models that you own, on this machine.
 
 commands:
-  run <recipe> [field=value ...]  run a recipe; the same command again goes on where it stopped
+  run <recipe> [field=value ...]  run a recipe, or FILE.py; the same command again goes on where it stopped
   resume <run> [field=value ...]  go on with a run, with its own config
   runs [folder]                   the runs in a folder
+  report <run>                    what a run has come to
   list                            the recipes
-  describe <recipe>               what a recipe does: its stages, and the fields of its config
+  describe <recipe>               what a recipe or a workflow does: its stages, and the fields of its config
   fetch <model>                   bring a model to this machine, once
   chat [model]                    talk to a base model or a checkpoint
   export <checkpoint> <folder>    merge an adapter into its base model, for other programs
@@ -47,6 +48,7 @@ COMMANDS = {
     "run": recipes.run,
     "resume": recipes.resume,
     "runs": recipes.runs,
+    "report": recipes.report,
     "list": recipes.list_recipes,
     "describe": recipes.describe,
     "fetch": models.fetch,

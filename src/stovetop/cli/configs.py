@@ -5,10 +5,11 @@ business.
 import dataclasses
 import inspect
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from stovetop.cli.loading import RecipeModule
 from stovetop.rules import rule_of
 from stovetop.tracking.configs import changeable_fields
 
@@ -64,6 +65,44 @@ def with_values_of_enums(flags: Iterable[str], config: "type[DataclassInstance]"
             given.append(flag)
         field = name[2:] if not field and not equals and name.startswith("--") else ""
     return given
+
+
+def config_of(
+    recipe: RecipeModule, words: Sequence[str], prog: str, default: "DataclassInstance | None" = None
+) -> "DataclassInstance":
+    """The config that these words say; a field that they do not name has the value of `default`. `prog` is the command
+    before them, for the help."""
+    import tyro
+
+    fields = {field.name for field in dataclasses.fields(recipe.Config)}
+    flags = as_flags([word for word in words if word != "--dry-run"], fields)
+    about = (inspect.getdoc(recipe) or "").partition("\n\n")[0]
+    config = tyro.cli(
+        recipe.Config,
+        prog=prog,
+        description=f"{about}\n\nfield=value is the same as --field value; --dry-run only checks.",
+        args=with_entries(with_values_of_enums(flags, recipe.Config), recipe.Config),
+        config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
+        use_underscores=True,
+        default=default,
+    )
+    assert config is not None
+    return config
+
+
+def with_entries(flags: Iterable[str], config: "type[DataclassInstance]") -> list[str]:
+    """Entries of a field that is a dict may be given one by one: `--loss_fn_config.beta=1` becomes `--loss_fn_config
+    beta 1`, with those of other words."""
+    dicts = [name for name, hint in get_type_hints(config).items() if get_origin(hint) is dict]
+    entries: dict[str, list[str]] = {}
+    others: list[str] = []
+    for flag in flags:
+        entry = re.fullmatch(r"--(\w+)\.([^=]+)=(.*)", flag)
+        if entry is not None and entry[1] in dicts:
+            entries.setdefault(entry[1], []).extend((entry[2], entry[3]))
+        else:
+            others.append(flag)
+    return others + [word for name, pairs in entries.items() for word in (f"--{name}", *pairs)]
 
 
 # ---- to text ---------------------------------------------------------------------------------------------------------

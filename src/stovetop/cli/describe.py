@@ -1,62 +1,43 @@
-"""What `stovetop describe` and `--dry-run` say of a recipe: its stages, its ports, the fields of its config. A recipe
-that is a flat loop has fields alone. Nothing is run.
+"""What `stovetop describe` says: of a recipe its stages, its ports and the fields of its config, of a flat loop the
+fields alone; of a workflow its stages and what it reads from a config. Nothing is run.
 """
 
-import importlib
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import stovetop
 from stovetop.cli.configs import Field, config_fields
-from stovetop.cli.words import entry
-from stovetop.client import ServiceClient
-from stovetop.recipes import RECIPES
+from stovetop.cli.loading import RecipeModule, checked_workflow, workflow_of
+from stovetop.cli.tables import WIDTH, filled
+from stovetop.kitchen.annotations import shown
+from stovetop.kitchen.stage import annotations_of, parameters_of
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    from stovetop.kitchen.check import Checked
-    from stovetop.kitchen.workflow import Description, StageRow, Workflow
+    from stovetop.kitchen.workflow import StageRow, Workflow
 
 PACKAGE = Path(stovetop.__file__).parent
+PORTS = ("service", "run")  # that every recipe passes
 
 
-class RecipeModule(Protocol):
-    """What the module of a recipe has. It may have `check(config)` too, for `--dry-run`, which refuses what can be
-    known to be wrong without a model and without writing anything; and `WORKFLOW`, which its `main` runs with the ports
-    `service` and `run`."""
+class Input(NamedTuple):
+    """A name that a workflow reads and none of its stages writes: its config has such a field."""
 
-    Config: type["DataclassInstance"]
-    main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
-
-
-def load_recipe(name: str) -> RecipeModule:
-    """The one of this name, in which - is as good as _."""
-    recipe = entry("recipe", name.replace("-", "_"), RECIPES)
-    return cast(RecipeModule, importlib.import_module(recipe.module))
-
-
-def workflow_of(recipe: RecipeModule) -> "Workflow | None":
-    """None for a flat loop."""
-    return vars(recipe).get("WORKFLOW")
-
-
-def checked_workflow(recipe: RecipeModule, config: "DataclassInstance | type[DataclassInstance]") -> "Checked | None":
-    """What can be known of the recipe's workflow with this config, or with any of its class."""
-    from stovetop.runs import Run
-
-    workflow = workflow_of(recipe)
-    return None if workflow is None else workflow.check(config, {"service": ServiceClient, "run": Run})
+    name: str
+    type: str
+    default: str  # where the field may be left out; "" where it may not
+    read_by: list[str]
 
 
 # ---- for programs ----------------------------------------------------------------------------------------------------
 
 
-def as_json(name: str, recipe: RecipeModule) -> dict[str, object]:
+def recipe_as_json(name: str, recipe: RecipeModule) -> dict[str, object]:
     """One object: recipe, description, fields; of a workflow also its name, stages, ports and notes, and what reads
     each field."""
     fields = [field._asdict() for field in config_fields(recipe.Config)]
@@ -66,60 +47,123 @@ def as_json(name: str, recipe: RecipeModule) -> dict[str, object]:
         return described
     for field in fields:
         field["read_by"] = list(checked.config_fields.get(str(field["name"]), ()))
+    ports = {port: list(readers) for port, readers in checked.ports.items()}
+    return described | _workflow_as_json(workflow) | {"ports": ports}
+
+
+def workflow_as_json(workflow: "Workflow") -> dict[str, object]:
+    """One object: workflow, stages, notes, ports, and the inputs that a config has fields for."""
+    inputs = inputs_of(workflow)
+    ports = {port: inputs[port].read_by for port in PORTS if port in inputs}
+    others = [each._asdict() for name, each in inputs.items() if name not in PORTS]
+    return _workflow_as_json(workflow) | {"ports": ports, "inputs": others}
+
+
+def _workflow_as_json(workflow: "Workflow") -> dict[str, object]:
     description = workflow.describe()
     return {
-        **described,
         "workflow": description.workflow,
         "stages": [asdict(row) for row in description.stages],
-        "ports": {port: list(readers) for port, readers in checked.ports.items()},
         "notes": list(description.notes),
     }
+
+
+def inputs_of(workflow: "Workflow") -> dict[str, Input]:
+    """What it reads and does not write, by name, in the order of reading."""
+    given = {name for place in workflow.stages for name in place.stage.writes.values()}
+    if workflow.loop is not None:
+        given |= {"step", "epoch", "batch", "enters_epoch", "ends_epoch", "row", *workflow.loop.carry}
+    inputs: dict[str, Input] = {}
+    for read in _reads(workflow):
+        if read.name not in given:
+            known = inputs.setdefault(read.name, read)
+            known.read_by.extend(reader for reader in read.read_by if reader not in known.read_by)
+            inputs[read.name] = known if read.default else known._replace(default="")
+    return inputs
+
+
+def _reads(workflow: "Workflow") -> Iterator[Input]:
+    """Everything that is read, in order, once for each reader."""
+    asked: set[object] = set()
+    for place in workflow.stages:
+        if place.condition is not None and place.condition not in asked:
+            asked.add(place.condition)
+            yield from _reads_of(place.condition.__name__, place.condition, {})
+        yield from _reads_of(place.stage.name, place.stage.function, place.stage.reads)
+    if workflow.loop is not None and isinstance(workflow.loop.depth, str):
+        yield Input(workflow.loop.depth, "int", "", ["the loop"])
+
+
+def _reads_of(reader: str, function: Callable[..., object], names: Mapping[str, str]) -> Iterator[Input]:
+    annotations = annotations_of(function)
+    for own, parameter in parameters_of(function).items():
+        default = "" if parameter.default is parameter.empty else str(parameter.default)
+        yield Input(names.get(own, own), shown(annotations[own]), default, [reader])
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------
 
 
-def as_text(recipe: RecipeModule, *, places: bool = True) -> str:
-    """The same as lines. `places`: with the file and the line of each stage."""
-    lines = [inspect.getdoc(recipe) or "", ""]
+def recipe_as_text(recipe: RecipeModule, *, places: bool = True, width: int = WIDTH) -> str:
+    """The same as lines of at most this width. `places`: with the file and the line of each stage."""
+    lines = [*_reflowed(inspect.getdoc(recipe) or "", width), ""]
     workflow, checked = workflow_of(recipe), checked_workflow(recipe, recipe.Config)
     if workflow is not None and checked is not None:
-        lines += [*_stage_lines(workflow.describe(), places=places), "", *_port_lines(checked), ""]
-    return "\n".join([*lines, *_field_lines(config_fields(recipe.Config))])
+        lines += [*_stage_lines(workflow, width, places=places), "", *_port_lines(checked.ports, width), ""]
+    return "\n".join([*lines, *_field_lines(config_fields(recipe.Config), width)])
 
 
-def _stage_lines(description: "Description", *, places: bool) -> Iterator[str]:
+def workflow_as_text(workflow: "Workflow", *, places: bool = True, width: int = WIDTH) -> str:
+    """The same as lines, likewise."""
+    inputs = inputs_of(workflow)
+    ports = {port: inputs[port].read_by for port in PORTS if port in inputs}
+    lines = [*_stage_lines(workflow, width, places=places), "", *_port_lines(ports, width), ""]
+    lines += filled(
+        "What its config has fields for, or a stage of yours writes; what has a default may be left out:", "", width
+    )
+    for name, each in inputs.items():
+        if name not in PORTS:
+            lines.append(f"  {name}: {each.type}" + (f" = {each.default}" if each.default else ""))
+            lines += filled(f"read by {', '.join(each.read_by)}", "      ", width)
+    return "\n".join(lines)
+
+
+def _stage_lines(workflow: "Workflow", width: int, *, places: bool) -> Iterator[str]:
     """In order, each with what it reads and writes; what may be absent is in brackets."""
-    yield f"The stages of the workflow {description.workflow!r}; what is read in [brackets] may be absent:"
+    description = workflow.describe()
+    yield from filled(
+        f"The stages of the workflow {description.workflow!r}; what is read in [brackets] may be absent:", "", width
+    )
     for where, rows in groupby(description.stages, key=lambda row: row.where):
         yield f"  {where}"
         for row in rows:
             yield f"    {row.stage}" + (f"  ({_short_path(row.file)}:{row.line})" if places else "")
-            yield f"        {row.doc}"
-            yield f"        reads {_listed(row)}" + (f"; writes {', '.join(row.writes)}" if row.writes else "")
+            yield from filled(row.doc, " " * 8, width)
+            written = f"; writes {', '.join(row.writes)}" if row.writes else ""
+            yield from filled(f"reads {_listed(row)}{written}", " " * 8, width)
     for note in description.notes:
-        yield f"  note: {note}"
+        yield from filled(f"note: {note}", "  ", width)
 
 
-def _port_lines(checked: "Checked") -> Iterator[str]:
+def _port_lines(ports: Mapping[str, Iterable[str]], width: int) -> Iterator[str]:
     yield "The ports, and what reads them:"
-    for port, readers in checked.ports.items():
-        yield f"  {port}: {', '.join(readers)}"
+    for port, readers in ports.items():
+        yield from filled(f"{port}: {', '.join(readers)}", "  ", width)
 
 
-def _field_lines(fields: Sequence[Field]) -> Iterator[str]:
+def _field_lines(fields: Sequence[Field], width: int) -> Iterator[str]:
     yield "The fields of the config:"
     for field in fields:
         yield f"  {field.name}: {field.type} = {field.default}"
         if meaning := "; ".join(part for part in (field.meaning, field.accepts) if part):
-            yield f"      {meaning}"
+            yield from filled(meaning, "      ", width)
     changes = [
         field.name + (f" ({field.may_change})" if field.may_change != "always" else "")
         for field in fields
         if field.may_change
     ]
     if changes:
-        yield f"A run that goes on may have another value of: {', '.join(changes)}."
+        yield from filled(f"A run that goes on may have another value of: {', '.join(changes)}.", "", width)
 
 
 def _listed(row: "StageRow") -> str:
@@ -132,3 +176,14 @@ def _short_path(file: str) -> str:
         if Path(file).is_relative_to(root):
             return str(Path(file).relative_to(root))
     return file
+
+
+def _reflowed(text: str, width: int) -> Iterator[str]:
+    """Paragraphs; one with an indented line stays as it is."""
+    for index, paragraph in enumerate(text.split("\n\n")):
+        if index:
+            yield ""
+        if re.search(r"^\s", paragraph, re.MULTILINE):
+            yield paragraph
+        else:
+            yield from textwrap.wrap(" ".join(paragraph.split()), width, break_long_words=False, break_on_hyphens=False)

@@ -1,19 +1,28 @@
-"""The commands about recipes and their runs: run, resume, runs, list, describe."""
+"""The commands about recipes and their runs: run, resume, runs, report, list, describe."""
 
 import argparse
 import dataclasses
-import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stovetop.cli.configs import as_flags, with_values_of_enums
-from stovetop.cli.describe import RecipeModule, as_json, as_text, checked_workflow, load_recipe, workflow_of
+from stovetop.cli.configs import config_of
+from stovetop.cli.describe import recipe_as_json, recipe_as_text, workflow_as_json, workflow_as_text
 from stovetop.cli.interrupts import run_interruptibly
-from stovetop.cli.runs import config_to_go_on_with, how_to_go_on, list_runs, refuse_another_place, stored_run
+from stovetop.cli.loading import RecipeModule, checked_workflow, load_recipe, workflow_of
+from stovetop.cli.reports import report_of, show_report
+from stovetop.cli.runs import (
+    config_to_go_on_with,
+    how_to_go_on,
+    list_runs,
+    refuse_another_place,
+    run_in,
+    stored_run,
+)
+from stovetop.cli.tables import filled, print_table, text_width
 from stovetop.cli.words import Action
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.recipes import RECIPES
 from stovetop.runs import check_opening
 
@@ -21,12 +30,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RUN_HELP = """\
-usage: stovetop run <recipe> [--field value | field=value ...] [--dry-run] [--debug]
+usage: stovetop run <recipe or FILE.py> [--field value | field=value ...] [--dry-run] [--debug]
 
 A run is a directory. When it exists already, the run in it goes on from its last checkpoint.
 
 recipes:
 {recipes}
+  FILE.py           one of your own: docs/workflows.md
 
 options:
   field=value    a field of the recipe's config; --field=value and --field value are the same
@@ -47,31 +57,11 @@ def run(words: Sequence[str]) -> Action:
         return lambda: print(RUN_HELP.format(recipes=recipes), end="")
 
     recipe = load_recipe(words[0])
-    config = _config_of(recipe, words[1:], f"stovetop run {words[0]}")
+    config = config_of(recipe, words[1:], f"stovetop run {words[0]}")
     if "--dry-run" in words:
         return _dry_run(recipe, config)
     _check_workflow(recipe, config)
     return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["run", *words]))
-
-
-def _config_of(
-    recipe: RecipeModule, words: Sequence[str], prog: str, default: "DataclassInstance | None" = None
-) -> "DataclassInstance":
-    """The config that these words say; a field that they do not name has the value of `default`."""
-    import tyro
-
-    fields = {field.name for field in dataclasses.fields(recipe.Config)}
-    config = tyro.cli(
-        recipe.Config,
-        prog=prog,
-        description=f"{inspect.getdoc(recipe)}\n\nfield=value is the same as --field value; --dry-run only checks.",
-        args=with_values_of_enums(as_flags([word for word in words if word != "--dry-run"], fields), recipe.Config),
-        config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
-        use_underscores=True,
-        default=default,
-    )
-    assert config is not None
-    return config
 
 
 def _check_workflow(recipe: RecipeModule, config: "DataclassInstance") -> None:
@@ -93,10 +83,11 @@ def _show_what_would_run(recipe: RecipeModule, config: "DataclassInstance") -> N
     for field in dataclasses.fields(config):
         print(f"  {field.name}={getattr(config, field.name)}")
     if (workflow := workflow_of(recipe)) is not None:
-        print(f"The stages: {', '.join(place.stage.name for place in workflow.stages)}.")
+        stages = f"The stages: {', '.join(place.stage.name for place in workflow.stages)}."
+        print("\n".join(filled(stages, "", text_width())))
 
 
-# ---- resume, runs ---------------------------------------------------------------------------------------------------
+# ---- resume, runs, report -------------------------------------------------------------------------------------------
 
 
 def resume(words: Sequence[str]) -> Action:
@@ -113,7 +104,7 @@ def resume(words: Sequence[str]) -> Action:
     name, stored = stored_run(folder)
     recipe = load_recipe(name)
     own = config_to_go_on_with(stored, recipe.Config)
-    config = _config_of(recipe, words[1:], f"stovetop resume {folder}", own)
+    config = config_of(recipe, words[1:], f"stovetop resume {folder}", own)
     refuse_another_place(config, stored)
     if "--dry-run" in words:
         return _dry_run(recipe, config)
@@ -137,9 +128,20 @@ def _show_runs(folder: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
     elif rows:
-        _print_table(rows)
+        print_table(rows)
     else:
         print(f"no runs in {folder}")
+
+
+def report(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop report", description="What a run has come to: its metrics, and what it left."
+    )
+    parser.add_argument("run", help="its folder, such as runs/sl_basic")
+    parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
+    options = parser.parse_args(words)
+    folder = run_in(options.run)
+    return lambda: show_report(report_of(folder), as_json=options.json)
 
 
 # ---- list, describe -------------------------------------------------------------------------------------------------
@@ -151,29 +153,29 @@ def list_recipes(words: Sequence[str]) -> Action:
     rows = [{"recipe": name, "summary": recipe.summary} for name, recipe in RECIPES.items()]
     if parser.parse_args(words).json:
         return lambda: print(json.dumps(rows, indent=1))
-    return lambda: _print_table(rows)
+    return lambda: print_table(rows)
 
 
 def describe(words: Sequence[str]) -> Action:
-    parser = argparse.ArgumentParser("stovetop describe", description="What a recipe does: its stages and its config.")
-    parser.add_argument("recipe", help=f"one of: {', '.join(RECIPES)}")
+    from stovetop.kitchen.workflows import list_workflows
+
+    workflows = list_workflows()
+    parser = argparse.ArgumentParser(
+        "stovetop describe",
+        description="What a recipe does: its stages and its config. Or what a workflow does, and what it wants of a\n"
+        "config.",
+        epilog=f"recipes: {', '.join(RECIPES)}\nworkflows: {', '.join(workflows)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", help="a recipe or a workflow, see below; or FILE.py, a recipe of your own")
     parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
     options = parser.parse_args(words)
-    recipe = load_recipe(options.recipe)
-    if options.json:
-        described = as_json(options.recipe.replace("-", "_"), recipe)
-        return lambda: print(json.dumps(described, indent=1))
-    return lambda: print(as_text(recipe))
-
-
-def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    first, *others = rows[0]
-    table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*map(escape, row.values()))
-    Console().print(table)
+    name, width = options.recipe.replace("-", "_"), text_width()
+    if (workflow := workflows.get(name)) is not None:
+        described = workflow_as_json(workflow) if options.json else workflow_as_text(workflow, width=width)
+    elif name in RECIPES or name.endswith(".py"):
+        recipe = load_recipe(options.recipe)
+        described = recipe_as_json(name, recipe) if options.json else recipe_as_text(recipe, width=width)
+    else:
+        raise UnknownName("recipe or workflow", options.recipe, [*RECIPES, *workflows])
+    return lambda: print(json.dumps(described, indent=1) if options.json else described)

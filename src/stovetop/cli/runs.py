@@ -24,22 +24,29 @@ DEPTH = 3  # how many folders down runs are looked for
 
 
 def recipe_of(config_class: str) -> str | None:
-    """The name of the recipe with this config, "module:name"."""
+    """The name of the recipe with this config, "module:name"; or the file of one of the user's own, where it lies in
+    the current folder."""
     classes = {f"{recipe.module}:Config": name for name, recipe in RECIPES.items()}
-    return classes.get(config_class)
+    own = Path(config_class.removesuffix(":Config") + ".py")
+    return classes.get(config_class) or (str(own) if own.is_file() else None)
+
+
+def run_in(path: str) -> Path:
+    """The folder of a run."""
+    folder = Path(path).expanduser().resolve()
+    if not is_run(folder):
+        raise InvalidRequest(f"there is no run in this folder; stovetop runs lists those in runs/: {path!r}")
+    return folder
 
 
 def stored_run(path: str) -> tuple[str, StoredConfig]:
     """The recipe of the run in this folder, by name, and its config as it is stored."""
-    folder = Path(path).expanduser().resolve()
-    if not is_run(folder):
-        raise InvalidRequest(f"there is no run in this folder; stovetop runs lists those in runs/: {path!r}")
-    stored = read_config(folder)
+    stored = read_config(run_in(path))
     name = recipe_of(stored.config_class)
     if name is None:
         raise InvalidRequest(
             f"this run was begun by a program of its own, with {stored.config_class}; run that again, it goes on by "
-            f"itself: {folder}"
+            f"itself: {stored.path}"
         )
     return name, stored
 

@@ -17,7 +17,7 @@ class RunConfig:
     """The base of a recipe's config. All other fields are read by a stage, a condition or the depth of the loop."""
 
     log_path: str = field(metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
+    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     stall_after_s: Seconds = field(default=STALL_AFTER_S, metadata=MAY_CHANGE)  # with no progress, until it says why
     device: str | None = None  # of an engine in this process, as the next three; None: its default

@@ -8,6 +8,7 @@ It can be called like the function that it is made of. Where names come from is 
 """
 
 import inspect
+import re
 from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -53,8 +54,9 @@ class Stage(Generic[P, T_co]):
 
     @property
     def doc(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+        """The first sentence of the function's docstring."""
+        paragraph = (inspect.getdoc(self.function) or "").partition("\n\n")[0]
+        return re.split(r"(?<=[.?!])\s", " ".join(paragraph.split()), maxsplit=1)[0]
 
     @property
     def source(self) -> "Source":

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen.nodes import Loop, Station, When
 from stovetop.kitchen.stages.distillation import (
     assemble_distillation_batch,
@@ -364,3 +364,11 @@ def list_workflows() -> dict[str, Workflow]:
     workflows = (SUPERVISED, PREFERENCE, REINFORCEMENT, PPO, STREAMING, READY, KL_REINFORCEMENT)
     distillations = (DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION)
     return {workflow.name: workflow for workflow in (*workflows, *distillations)}
+
+
+def get_workflow(name: str) -> Workflow:
+    """The one of this name."""
+    workflows = list_workflows()
+    if name not in workflows:
+        raise UnknownName("workflow", name, workflows)
+    return workflows[name]

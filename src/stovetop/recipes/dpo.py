@@ -59,18 +59,18 @@ class Config(RunConfig):
     max_length: Annotated[int, Whole(2)] | None = 8192  # tokens of a prompt with an answer; what is over is cut off
     dpo_beta: Annotated[float, number(above=0)] = 0.1  # how strongly the policy is held to the reference
     learning_rate: LearningRate = 1e-5  # at the first step
-    lr_schedule: LRSchedule = "linear"
-    warmup_steps: Count = 0
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    lr_schedule: LRSchedule = "linear"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
     max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     batch_size: Positive = 256  # comparisons a step; the last step of an epoch may have fewer
-    lora_rank: Rank = 32
+    lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter and the order
-    adam_beta1: Beta = 0.9
-    adam_beta2: Beta = 0.95
-    adam_eps: Epsilon = 1e-8
-    weight_decay: NotNegative = 0.0
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
+    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
     grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
     eval_every: Count = field(default=10, metadata=MAY_CHANGE)  # steps; 0: only at the end
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import Row, Split, load_rows, split_rows
+from stovetop.datasets import Row, Split, load_rows, published, split_rows
 from stovetop.kitchen import RunConfig, stage
 from stovetop.kitchen.stages.rl import Builders
 from stovetop.kitchen.workflows import REINFORCEMENT
@@ -46,7 +46,7 @@ from stovetop.tasks.math_grading import Grade, MathGrader, grade_here, prepare_w
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
-GSM8K = "openai/gsm8k"
+PROBLEMS = {"gsm8k": "openai/gsm8k"}  # on the hub, with a test split
 Answers = Literal["boxed", "exact"]
 
 
@@ -63,24 +63,24 @@ class Config(RunConfig):
     groups_per_batch: Positive = 128  # problems a step
     group_size: Annotated[int, Whole(2)] = 16  # answers to each; one alone has no others to be better than
     max_tokens: Positive = 256  # of an answer
-    temperature: Temperature = 1.0
-    learning_rate: LearningRate = 4e-5
-    lr_schedule: LRSchedule = "constant"
-    warmup_steps: Count = 0
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    temperature: Temperature = 1.0  # of the answers
+    learning_rate: LearningRate = 4e-5  # before the schedule
+    lr_schedule: LRSchedule = "constant"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
     max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
     num_substeps: Positive = 1  # updates a step, each on a part of the data
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
-    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # the temperature is added
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
     remove_constant_reward_groups: bool = False  # they have no gradient
-    lora_rank: Rank = 32
+    lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter, the order and the answers
-    adam_beta1: Beta = 0.9
-    adam_beta2: Beta = 0.95
-    adam_eps: Epsilon = 1e-8
-    weight_decay: NotNegative = 0.0
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
+    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
     grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
     eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
@@ -96,12 +96,12 @@ class Config(RunConfig):
 
 def load(dataset: str, test_dataset: str | None, test_size: int, seed: int) -> Split[Row]:
     """The rows to train on, in a first order of their own, and those held out."""
-    published = dataset == "gsm8k"
-    rows = load_rows(GSM8K, subset="main") if published else load_rows(dataset)
+    source = published(dataset, PROBLEMS)
+    rows = load_rows(dataset) if source is None else load_rows(source, subset="main")
     if test_dataset is not None:
         return split_rows(rows, 0, seed)._replace(test=load_rows(test_dataset))
-    if published:
-        return split_rows(rows, 0, seed)._replace(test=load_rows(GSM8K, subset="main", split="test"))
+    if source is not None:
+        return split_rows(rows, 0, seed)._replace(test=load_rows(source, subset="main", split="test"))
     return split_rows(rows, test_size, seed)
 
 

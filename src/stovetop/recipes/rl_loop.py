@@ -54,28 +54,28 @@ class Config:
     test_size: Count = 32  # problems held out of the dataset when there is no test_dataset; 0: none
     model_name: str = "smollm2"  # a folder, or a fetched model
     log_path: str = field(default="runs/rl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
+    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
     groups_per_batch: Positive = 8  # problems a step
     group_size: Annotated[int, Whole(2)] = 8  # answers to each; one alone has no others to be better than
     max_tokens: Positive = 16  # of an answer
-    temperature: Temperature = 1.0
-    learning_rate: LearningRate = 4e-5
-    lr_schedule: LRSchedule = "constant"
-    warmup_steps: Count = 0
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    temperature: Temperature = 1.0  # of the answers
+    learning_rate: LearningRate = 4e-5  # before the schedule
+    lr_schedule: LRSchedule = "constant"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
     max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
-    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # the temperature is added
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
     remove_constant_reward_groups: bool = True  # they have no gradient
-    lora_rank: Rank = 32
+    lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter, the order and the answers
-    adam_beta1: Beta = 0.9
-    adam_beta2: Beta = 0.95
-    adam_eps: Epsilon = 1e-8
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
     eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 

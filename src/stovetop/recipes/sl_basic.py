@@ -46,21 +46,21 @@ class Config(RunConfig):
     log_path: str = field(default="runs/sl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
-    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = 32768  # tokens of a chat; what is over is cut off
     learning_rate: LearningRate = 2e-4  # at the first step
-    lr_schedule: LRSchedule = "linear"
-    warmup_steps: Count = 0
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)
+    lr_schedule: LRSchedule = "linear"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
     max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     batch_size: Positive = 128  # chats a step; the last step of an epoch may have fewer
-    lora_rank: Rank = 32
+    lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter, the split and the order
-    adam_beta1: Beta = 0.9
-    adam_beta2: Beta = 0.95
-    adam_eps: Epsilon = 1e-8
-    weight_decay: NotNegative = 0.0
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
+    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
     grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
     eval_every: Count = field(default=8, metadata=MAY_CHANGE)  # steps; 0: only at the end
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end

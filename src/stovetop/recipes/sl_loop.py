@@ -52,23 +52,23 @@ class Config:
     test_size: Count = 4  # chats held out of the dataset when there is no test_dataset; 0: none
     model_name: str = "smollm2"  # a folder, or a fetched model
     log_path: str = field(default="runs/sl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)
+    behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
-    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = None  # tokens of a chat; what is over is cut off
     learning_rate: LearningRate = 2e-4  # at the first step
-    lr_schedule: LRSchedule = "linear"
-    warmup_steps: Count = 0
-    num_epochs: Positive = field(default=4, metadata=HOW_LONG)
+    lr_schedule: LRSchedule = "linear"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=4, metadata=HOW_LONG)  # passes over the data
     batch_size: Positive = 4  # chats a step; the last step of an epoch may have fewer
-    lora_rank: Rank = 32
+    lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter, the split and the order
-    adam_beta1: Beta = 0.9
-    adam_beta2: Beta = 0.95
-    adam_eps: Epsilon = 1e-8
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
     eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: never
     save_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 Stage = Literal["base model", "after examples", "after reward"]
 RESULTS = "results.jsonl"  # a row per stage that was measured
 
+NumTestProblems = Annotated[int, Whole(1, sort_digits.NUM_TEST_PROBLEMS)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -50,9 +52,9 @@ class Config:
     seed: Seed = 0  # of the adapter, the order of the data and the answers
     sl_learning_rate: LearningRate = 5e-4  # decays to zero
     sl_epochs: Positive = 4  # of two steps of 16 chats
-    rl_learning_rate: LearningRate = 2e-4
+    rl_learning_rate: LearningRate = 2e-4  # of the second stage
     rl_steps: Positive = 24  # of 8 problems, 8 answers each
-    num_test_problems: Annotated[int, Whole(1, sort_digits.NUM_TEST_PROBLEMS)] = sort_digits.NUM_TEST_PROBLEMS
+    num_test_problems: NumTestProblems = sort_digits.NUM_TEST_PROBLEMS  # that it is measured on
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -3,7 +3,7 @@ for tests and demonstrations."""
 
 from typing import NamedTuple
 
-from stovetop.datasets import Split, load_chats, split_rows
+from stovetop.datasets import Split, load_chats, published, split_rows
 from stovetop.renderers.messages import Message
 
 PlacedChat = tuple[int, list[Message]]  # a chat, and its index in its source
@@ -26,16 +26,16 @@ CHATS = {
 def load_split(dataset: str, test_dataset: str | None, test_size: int, seed: int) -> Split[PlacedChat]:
     """The chats to train on, in a first order of their own, and those held out: those of `test_dataset`, or of the test
     split that a published data set has, or `test_size` of the chats."""
-    published = CHATS.get(dataset)
-    if published is None:
+    named = published(dataset, CHATS)
+    if named is None:
         chats = list(enumerate(load_chats(dataset)))
     else:
-        chats = list(enumerate(load_chats(published.source, split=published.train_split)))
-    if published is None and test_dataset is None:
+        chats = list(enumerate(load_chats(named.source, split=named.train_split)))
+    if named is None and test_dataset is None:
         return split_rows(chats, test_size, seed)
     if test_dataset is not None:
         test = load_chats(test_dataset)
     else:
-        assert published is not None
-        test = load_chats(published.source, split=published.test_split)
+        assert named is not None
+        test = load_chats(named.source, split=named.test_split)
     return split_rows(chats, 0, seed)._replace(test=list(enumerate(test)))

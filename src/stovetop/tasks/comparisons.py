@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from stovetop.datasets import Row
+from stovetop.datasets import Row, published, sample_names
 from stovetop.preference.datasets import ComparisonDatasetBuilderFromRows, comparisons_from_jsonl
 from stovetop.preference.types import Comparison, Label, LabeledComparison
 from stovetop.renderers.messages import Message, Role
@@ -56,10 +56,11 @@ def comparisons_of(dataset: str, test_dataset: str | None, test_size: int) -> Co
     """A data set of the table by its name, its sample (`sample:hhh`), or rows of `prompt`, `chosen` and `rejected`.
     Held out are those of `test_dataset`, whose rows have the same form; or of a test split that a published data set
     has; or `test_size`."""
-    named = COMPARISONS.get(dataset.removeprefix("sample:"))
+    samples = {f"sample:{name}": builder for name, builder in COMPARISONS.items() if name in sample_names()}
+    named = published(dataset, COMPARISONS | samples)
     if named is None:
         return comparisons_from_jsonl(dataset, test_dataset, test_size=test_size)
-    sources = (dataset,) if dataset.startswith("sample:") else ()
+    sources = (dataset,) if dataset in samples else ()
     builder = named(*sources, test_size=test_size)
     return builder if test_dataset is None else replace(builder, test_source=test_dataset, test_split=None)
 

@@ -1,0 +1,81 @@
+"""Recipes as modules: found by name or by file, and what can be known of their workflow."""
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from stovetop.client import ServiceClient
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from _typeshed import DataclassInstance
+
+    from stovetop.kitchen.check import Checked
+    from stovetop.kitchen.workflow import Workflow
+
+
+class RecipeModule(Protocol):
+    """What the module of a recipe has. It may have `check(config)` too, for `--dry-run`, which refuses what can be
+    known to be wrong without a model and without writing anything; and `WORKFLOW`, which its `main` runs with the ports
+    `service` and `run`."""
+
+    Config: type["DataclassInstance"]
+    main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
+
+
+def load_recipe(name: str) -> RecipeModule:
+    """The one of this name, in which - is as good as _; or a file of the user's own, FILE.py."""
+    if name.endswith(".py"):
+        return _load_file(Path(name))
+    known = name.replace("-", "_")
+    if known not in RECIPES:
+        raise UnknownName("recipe", name, RECIPES, hint="A recipe of your own is a file: FILE.py")
+    return cast(RecipeModule, importlib.import_module(RECIPES[known].module))
+
+
+def _load_file(path: Path) -> RecipeModule:
+    """As `import` would from its folder, so that worker processes find it too."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise InvalidRequest(f"there is no such file: {str(path)!r}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path:
+        raise InvalidRequest(f"another module has this name, {module.__file__}; rename the file: {str(path)!r}")
+    if not _is_recipe(module):
+        raise InvalidRequest(
+            f"a recipe has a dataclass `Config` of its own, by which its runs know it, and `async def main(config)`: "
+            f"{str(path)!r}"
+        )
+    return cast(RecipeModule, module)
+
+
+def _is_recipe(module: "ModuleType") -> bool:
+    config, main = vars(module).get("Config"), vars(module).get("main")
+    return (
+        isinstance(config, type)
+        and dataclasses.is_dataclass(config)
+        and config.__module__ == module.__name__
+        and inspect.iscoroutinefunction(main)
+    )
+
+
+def workflow_of(recipe: RecipeModule) -> "Workflow | None":
+    """None for a flat loop."""
+    return vars(recipe).get("WORKFLOW")
+
+
+def checked_workflow(recipe: RecipeModule, config: "DataclassInstance | type[DataclassInstance]") -> "Checked | None":
+    """What can be known of the recipe's workflow with this config, or with any of its class."""
+    from stovetop.runs import Run
+
+    workflow = workflow_of(recipe)
+    return None if workflow is None else workflow.check(config, {"service": ServiceClient, "run": Run})
