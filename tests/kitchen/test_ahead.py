@@ -2,8 +2,10 @@
 also after it was stopped and goes on."""
 
 import asyncio
+import logging
+import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from kitchen.test_supervised import rows
 from stovetop.backends import recording
 from stovetop.errors import StageFailed
 from stovetop.kitchen import stage
-from stovetop.kitchen.stages.rl import Problems
+from stovetop.kitchen.stages.rl import Builders, Problems, choose_sampling, make_policy_loss
 from stovetop.kitchen.workflow import Workflow
 from stovetop.kitchen.workflows import REINFORCEMENT
-from stovetop.rl.types import EnvGroupBuilder
+from stovetop.rl.rollouts import MinViableGroup, OnRolloutError, RetryOnFailure
+from stovetop.rl.types import Action, Env, EnvGroupBuilder, StepResult
 from stovetop.runs import open_run
 
 LIMIT_S = 10.0
@@ -91,3 +94,104 @@ def test_the_lag_keeps_to_its_limit_also_after_a_stop(name: str, tmp_path: Path)
     lags = [row["lag"] for row in outcome(config.log_path).rows if "lag" in row]
     depth = 1 if name.startswith("one") else 2
     assert lags == [min(step, depth) for step in range(6)]
+
+
+# ---- environments that fail ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlakyConfig(RLConfig):
+    on_rollout_error: OnRolloutError = "skip"
+    rollout_timeout_s: float | None = 0.5
+
+
+@dataclass
+class Faults:
+    """What environments do wrong, and how often they did."""
+
+    generator: random.Random = field(default_factory=lambda: random.Random(3))
+    num: dict[str, int] = field(default_factory=lambda: {"RuntimeError": 0, "TimeoutError": 0, "ValueError": 0})
+
+    async def strike(self) -> None:
+        """Raises with p = .2, hangs with .02, has nothing to say with .05."""
+        chance = self.generator.random()
+        if chance < 0.2:
+            self.num["RuntimeError"] += 1
+            raise RuntimeError("a sandbox broke")
+        if chance < 0.22:
+            self.num["TimeoutError"] += 1
+            await asyncio.sleep(60)
+        if chance < 0.27:
+            self.num["ValueError"] += 1
+            raise ValueError("an empty answer")
+
+
+@dataclass(frozen=True)
+class FlakyEnv:
+    inner: Env
+    faults: Faults
+
+    async def initial_observation(self):
+        return await self.inner.initial_observation()
+
+    async def step(self, action: Action) -> StepResult:
+        await self.faults.strike()
+        return await self.inner.step(action)
+
+
+@dataclass(frozen=True)
+class FlakyGroup(EnvGroupBuilder):
+    inner: EnvGroupBuilder
+    faults: Faults
+
+    async def make_envs(self) -> Sequence[Env]:
+        return [FlakyEnv(env, self.faults) for env in await self.inner.make_envs()]
+
+
+def flaky(faults: Faults) -> Workflow:
+    @stage(writes=("builders", "test_builders"))
+    def make_flaky(builders: Sequence[EnvGroupBuilder], test_builders: Sequence[EnvGroupBuilder]) -> Builders:
+        return Builders([FlakyGroup(builder, faults) for builder in builders], test_builders)
+
+    return REINFORCEMENT.insert_after("build_env_group", make_flaky)
+
+
+def test_a_run_over_environments_that_raise_hang_and_say_nothing_ends_and_counts_them_exactly(tmp_path: Path) -> None:
+    config = FlakyConfig(
+        dataset=write_problems(tmp_path / "rows"), log_path=str(tmp_path / "run"), max_steps_off_policy=2
+    )
+    faults = Faults()
+    found = train(config, flaky(faults))
+    assert [row["lag"] for row in found] == [0, 1, 2, 2, 2, 2]
+    counted = {kind: sum(row.get(f"rollout_errors/{kind}", 0) for row in found) for kind in faults.num}
+    assert counted == faults.num
+    assert all(number > 0 for number in faults.num.values())
+    assert sum(row["rollout_errors/total"] for row in found) == sum(faults.num.values())
+
+
+def test_a_step_of_which_no_group_is_left_is_an_error_that_says_why(tmp_path: Path) -> None:
+    class Broken(Faults):
+        async def strike(self) -> None:
+            raise RuntimeError("a sandbox broke")
+
+    config = FlakyConfig(dataset=write_problems(tmp_path / "rows"), log_path=str(tmp_path / "run"))
+    with pytest.raises(StageFailed, match=r"all 3 groups of the step were skipped.* Their errors: 72 RuntimeError"):
+        train(config, flaky(Broken()))
+    raising = FlakyConfig(**{**asdict(config), "on_rollout_error": "raise"})
+    with pytest.raises(StageFailed, match="a sandbox broke"):
+        train(raising, flaky(Broken()))
+
+
+def test_what_becomes_of_a_failed_rollout_is_chosen_by_name() -> None:
+    assert choose_sampling(3).on_error == RetryOnFailure()
+    assert choose_sampling(3, on_rollout_error="raise", rollout_timeout_s=1.0).on_error == RetryOnFailure(0, 1.0)
+    assert choose_sampling(3, on_rollout_error="skip", rollout_timeout_s=1.0).on_error == MinViableGroup(timeout_s=1.0)
+
+
+def test_ratios_without_a_limit_are_warned_of_where_answers_are_old(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        make_policy_loss(max_steps_off_policy=1)
+        make_policy_loss("ppo", max_steps_off_policy=3)
+        assert caplog.messages == []
+        make_policy_loss(max_steps_off_policy=3)
+    assert "answers are up to 3 updates older" in caplog.text

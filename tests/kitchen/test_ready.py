@@ -242,7 +242,7 @@ def test_a_worker_that_fails_stops_the_run_and_is_named(tmp_path: Path) -> None:
 def test_it_is_one_station_of_depth_0_whatever_the_bound_and_every_field_is_read(tmp_path: Path) -> None:
     checked = READY.check(config_in(tmp_path, max_steps_off_policy=3), {"service": ServiceClient, "run": Run})
     assert (checked.problems, checked.unread) == ((), ())
-    assert checked.config_fields["max_steps_off_policy"] == ("rollout_pool",)
+    assert checked.config_fields["max_steps_off_policy"] == ("make_policy_loss", "rollout_pool")
     described = READY.describe()
     assert described.notes == ()
     assert {row.where.split(", when")[0] for row in described.stages if row.where.startswith("loop")} == {

@@ -39,6 +39,7 @@ from stovetop.recipes.settings import (
 from stovetop.renderers.base import Renderer
 from stovetop.rl.problem_env import ProblemGroupBuilder, problem_builders, problems_from_rows
 from stovetop.rl.process_pool import WorkerPool
+from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole
 from stovetop.runs import Run, check_opening, open_run
 from stovetop.tasks import math
@@ -70,6 +71,8 @@ class Config(RunConfig):
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
     max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
+    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
+    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
     num_substeps: Positive = 1  # updates a step, each on a part of the data
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
     loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one

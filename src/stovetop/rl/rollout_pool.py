@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from stovetop.completers import TokenCompleter
-from stovetop.rl.rollouts import RetryOnFailure, Rollouts, do_rollouts
+from stovetop.rl.rollouts import ErrorPolicy, RetryOnFailure, Rollouts, do_rollouts
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
 
 
@@ -42,6 +42,9 @@ class _Played(NamedTuple):
     seconds: float
 
 
+_RETRY = RetryOnFailure()
+
+
 class RolloutPool:
     """Runs while `num_workers` tasks are in `work`. Every group of the data is taken once, whatever is ready when.
 
@@ -58,10 +61,12 @@ class RolloutPool:
         start: int = 0,
         ahead: int = 0,
         trained_ahead: Collection[int] = (),
+        on_error: ErrorPolicy = _RETRY,
     ) -> None:
         self._problems = problems
         self._num_steps = num_steps if start < num_steps else 0  # of a run that is complete, nothing is played
         self._ahead = ahead
+        self._on_error = on_error
         self.num_workers = len(problems.get_batch(0)) * (ahead + 1)  # every group that may have begun; batch 0 is full
         self._policy, self._num_updates = policy, start
         self._sizes: list[int] = []  # of the batches whose groups may begin
@@ -84,7 +89,7 @@ class RolloutPool:
         while True:
             group = await self._to_play.get()
             num_updates, began_s = self._num_updates, time.perf_counter()
-            rollouts = await do_rollouts([group.builder], self._policy, RetryOnFailure())
+            rollouts = await do_rollouts([group.builder], self._policy, self._on_error)
             self._played.put_nowait(_Played(num_updates, group, rollouts, time.perf_counter() - began_s))
 
     async def take(self, step: int) -> Taken:

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeVar, assert_never
+from typing import Annotated, Literal, TypeVar, assert_never, get_args
 
 from stovetop.checks import check
 from stovetop.client import SamplingClient
 from stovetop.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from stovetop.concurrency import map_together, together
-from stovetop.errors import EnvError, GradeError, InvalidRequest, RequestFailedError, ServiceClosed
+from stovetop.errors import EnvError, GradeError, InvalidRequest, RequestFailedError, ServiceClosed, UnknownName
 from stovetop.futures import APIFuture
 from stovetop.rl.limits import NO_LIMITS, Played, RolloutLimits, TerminationRewardPolicy
 from stovetop.rl.types import (
@@ -139,6 +139,23 @@ class MinViableGroup:
 
 
 ErrorPolicy = FailFast | RetryOnFailure | MinViableGroup
+OnRolloutError = Literal["raise", "retry", "skip"]
+
+
+def error_policy(on_rollout_error: OnRolloutError, timeout_s: float | None = None) -> ErrorPolicy:
+    """As a config names them: what fails, or takes longer than `timeout_s`, is raised at once, is raised after three
+    retries, or is then left out of its group and counted."""
+    match on_rollout_error:
+        case "raise":
+            return RetryOnFailure(max_retries=0, timeout_s=timeout_s)
+        case "retry":
+            return RetryOnFailure(timeout_s=timeout_s)
+        case "skip":
+            return MinViableGroup(timeout_s=timeout_s)
+        case _:
+            raise UnknownName("on_rollout_error", on_rollout_error, get_args(OnRolloutError))
+
+
 FAIL_FAST = FailFast()
 
 

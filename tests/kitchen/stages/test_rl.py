@@ -10,6 +10,7 @@ from kitchen.stages.configs import write_problems
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.checkpoints import Start
 from stovetop.client import TrainingClient
+from stovetop.completers import TokensWithLogprobs
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import environments, rl, rollout_pool, streaming
@@ -18,9 +19,10 @@ from stovetop.kitchen.stages.policies import Policy, freeze_policy
 from stovetop.kitchen.stages.session import init_renderer
 from stovetop.renderers.base import Renderer
 from stovetop.rl.advantages import GAE
+from stovetop.rl.data_processing import assemble_training_data
 from stovetop.rl.problem_env import ProblemGroupBuilder
 from stovetop.rl.rollouts import Rollouts
-from stovetop.rl.types import Env, RLDataset
+from stovetop.rl.types import Env, RLDataset, StopReason, Trajectory, TrajectoryGroup, Transition
 from stovetop.runs import Run, load
 from stovetop.types import AdamParams, Datum, ModelInput
 
@@ -171,6 +173,20 @@ def test_assemble_rl_batch_gives_data_with_a_mask_and_says_how_the_episodes_went
     assert (row.values["env/all/total_episodes"], row.values["rollout_errors/total"]) == (18, 0)
     num_tokens = sum(datum.model_input.length for datum in data_D)
     assert emitted(run, "rl.batch_assembled") == [{"num_datums": 18, "num_tokens": num_tokens}]
+
+
+def test_weigh_episodes_alike_weighs_one_of_two_data_as_much_as_one_of_one() -> None:
+    observation = ModelInput.from_ints([1, 2])
+    turn = Transition(observation, TokensWithLogprobs([3, 4, 5], [-1.0, -1.0, -1.0]), 0.0, True)
+    short, long = (Trajectory([turn] * number, ModelInput.empty(), StopReason.COMPLETED) for number in (1, 2))
+    group = TrajectoryGroup([short, long], [0.0, 0.0], [{}, {}])
+    data_D = assemble_training_data([group], [[1.0, 1.0]])[0]
+    assert len(data_D) == 3  # the second turn of the long one shows the first observation again
+    totals_D = [
+        float(datum.loss_fn_inputs["advantages"].array.sum())
+        for datum in rl.weigh_episodes_alike(data_D, [group], [[1.0, 1.0]])
+    ]
+    assert totals_D == pytest.approx([1 / 2, 1 / 4, 1 / 4])
 
 
 def test_kl_penalty_pulls_towards_the_reference(service: InProcessServiceClient, data_D: list[Datum]) -> None:

@@ -3,6 +3,7 @@
 Shape suffixes: `P` problems, `G` members of a group, `D` datums.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
 from stovetop.datasets import Split, load_rows, split_rows
+from stovetop.errors import EnvError
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
@@ -30,11 +32,22 @@ from stovetop.rl.metrics import (
     rl_step_fields,
 )
 from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problems_from_rows
-from stovetop.rl.rollouts import RetryOnFailure, Rollouts, SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import (
+    ErrorPolicy,
+    OnRolloutError,
+    RetryOnFailure,
+    Rollouts,
+    SamplingPolicy,
+    do_rollouts,
+    error_policy,
+)
 from stovetop.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
 from stovetop.rules import Whole
 from stovetop.runs import Run
+from stovetop.supervised.normalize import normalize_data
 from stovetop.types import AdamParams, Datum, TensorData
+
+log = logging.getLogger(__name__)
 
 # ---- problems --------------------------------------------------------------------------------------------------------
 
@@ -116,11 +129,20 @@ class PolicyLoss(NamedTuple):
 
 @stage(writes="policy_loss")
 def make_policy_loss(
-    loss_fn: str = "importance_sampling", loss_fn_config: dict[str, float] | None = None, temperature: float = 1.0
+    loss_fn: str = "importance_sampling",
+    loss_fn_config: dict[str, float] | None = None,
+    temperature: float = 1.0,
+    max_steps_off_policy: int = 0,
 ) -> PolicyLoss:
     """The loss of the config, at the temperature that answers are sampled with."""
     config = {**(loss_fn_config or {}), "temperature": temperature}
     parse_loss(loss_fn, config)  # refuses what is wrong before anything is sampled
+    if max_steps_off_policy > 1 and loss_fn == "importance_sampling":
+        log.warning(
+            "answers are up to %d updates older than what they train, and nothing limits the ratios of "
+            "loss_fn=importance_sampling: a few large ones can undo the run. loss_fn=ppo or cispo clips them",
+            max_steps_off_policy,
+        )
     return PolicyLoss(loss_fn, config)
 
 
@@ -147,11 +169,12 @@ def make_ppo_loss(
 
 
 class Sampling(NamedTuple):
-    """How answers are sampled."""
+    """How answers are sampled, and what becomes of a rollout that fails."""
 
     max_tokens: int
     temperature: float
     seed: int
+    on_error: ErrorPolicy = RetryOnFailure()
 
     def policy(self, client: SamplingClient, num_updates: int) -> SamplingPolicy:
         """Weights as a policy. Its answers depend on their number, so that no two policies of a run draw alike."""
@@ -159,9 +182,15 @@ class Sampling(NamedTuple):
 
 
 @stage(writes="sampling")
-def choose_sampling(max_tokens: int, temperature: float = 1.0, seed: int = 0) -> Sampling:
+def choose_sampling(
+    max_tokens: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    on_rollout_error: OnRolloutError = "retry",
+    rollout_timeout_s: float | None = None,
+) -> Sampling:
     """What the config says of sampling, as one value."""
-    return Sampling(max_tokens, temperature, seed)
+    return Sampling(max_tokens, temperature, seed, error_policy(on_rollout_error, rollout_timeout_s))
 
 
 @stage(writes="rollouts")
@@ -169,13 +198,19 @@ async def do_rollout(problems: RLDataset, step: int, policy: Policy, sampling: S
     """Answers to every problem of the batch, graded."""
     builders_P = problems.get_batch(step)
     run.emit("dataset.batch", step=step, num_groups=len(builders_P))
-    rollouts = await do_rollouts(builders_P, sampling.policy(policy.client, step), RetryOnFailure())
+    rollouts = await do_rollouts(builders_P, sampling.policy(policy.client, step), sampling.on_error)
     emit_rollouts(run, step, rollouts)
     return rollouts
 
 
 def emit_rollouts(run: Run, step: int, rollouts: Rollouts) -> None:
-    """That the groups of a step are played."""
+    """That the groups of a step are played. Refused where all of them were skipped: there is nothing to train on."""
+    if not rollouts.owned_groups_P:
+        errors = ", ".join(f"{number} {kind}" for kind, number in rollouts.num_errors.items())
+        raise EnvError(
+            f"all {rollouts.num_groups_skipped} groups of the step were skipped, as too few of their rollouts "
+            f"succeeded; mend the environment, or raise rollout_timeout_s. Their errors: {errors}"
+        )
     groups_P = [group for _, group in rollouts.owned_groups_P]
     rewards_PG = [reward for group in groups_P for reward in group.get_total_rewards()]
     run.emit(
@@ -262,6 +297,16 @@ async def kl_penalty(
     penalised_D, metrics = await kl.incorporate_kl_penalty(data_D, reference, kl_penalty_coef, kl_discount_factor)
     row.add(metrics)
     return penalised_D
+
+
+@stage(writes="data_D")
+def weigh_episodes_alike(
+    data_D: list[Datum], groups_P: list[TrajectoryGroup], advantages_P_G: list[list[Advantage]]
+) -> list[Datum]:
+    """Each episode counts as much, however many tokens it has and data it came to: behind `assemble_rl_batch`, where
+    the loss is else a sum over tokens."""
+    metadata_D = data_processing.assemble_training_data(groups_P, advantages_P_G)[1]
+    return normalize_data(data_D, "example", metadata_D)
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------

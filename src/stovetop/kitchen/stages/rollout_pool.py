@@ -41,6 +41,7 @@ async def rollout_pool(
         start=positions.start,
         ahead=max_steps_off_policy,
         trained_ahead=() if start.record is None else start.record.trained_ahead,
+        on_error=sampling.on_error,
     )
     async with started((pool.work() for _ in range(pool.num_workers)), name="rollout worker"):
         yield pool

@@ -27,7 +27,7 @@ from stovetop.rl.advantages import CENTRED, Estimator, compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.metrics import dict_mean
 from stovetop.rl.rollout_pool import join_rollouts
-from stovetop.rl.rollouts import RetryOnFailure, Rollouts, SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import ErrorPolicy, Rollouts, SamplingPolicy, do_rollouts
 from stovetop.rl.steps import split_list
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
 from stovetop.rules import Whole
@@ -63,6 +63,7 @@ class Minibatch(NamedTuple):
 
     builders_P: Sequence[EnvGroupBuilder]
     sampling: SamplingPolicy
+    on_error: ErrorPolicy
     is_last: bool  # of its update
 
 
@@ -75,7 +76,9 @@ def get_minibatches(problems: RLDataset, step: int, policy: Policy, streaming: S
     substeps = split_list(builders_P, min(streaming.num_substeps, len(builders_P)))
     parts_of = [split_list(substep_P, min(streaming.num_minibatches, len(substep_P))) for substep_P in substeps]
     return [
-        Minibatch(part_P, streaming.sampling.policy(policy.client, step), part_P is parts[-1])
+        Minibatch(
+            part_P, streaming.sampling.policy(policy.client, step), streaming.sampling.on_error, part_P is parts[-1]
+        )
         for parts in parts_of
         for part_P in parts
     ]
@@ -128,7 +131,7 @@ async def stream_step(
 
 
 async def _play(minibatch: Minibatch) -> Rollouts:
-    return await do_rollouts(minibatch.builders_P, minibatch.sampling, RetryOnFailure())
+    return await do_rollouts(minibatch.builders_P, minibatch.sampling, minibatch.on_error)
 
 
 @stage
