@@ -14,6 +14,7 @@ from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
 from stovetop.preference.datasets import (
+    ChatDatasetBuilderFromComparisons,
     ComparisonDatasetBuilderFromRows,
     DPODataset,
     DPODatasetBuilderFromComparisons,
@@ -102,6 +103,32 @@ def test_pairs_may_be_about_an_image(tmp_path):
     for datum in train.get_batch(0):
         assert [chunk.length for chunk in datum.model_input.chunks if isinstance(chunk, ImageChunk)] == [4]
         assert len(datum.loss_fn_inputs["weights"].array) == datum.model_input.length
+
+
+@pytest.mark.parametrize("swap", [True, False])
+def test_a_preference_model_trains_on_both_orders_if_told_so_and_is_tested_on_one(swap, tmp_path):
+    save(chatml(), tmp_path)
+    path = write(tmp_path / "comparisons.jsonl", [labeled("A", f"q{index}") for index in range(5)])
+    train, test = ChatDatasetBuilderFromComparisons(
+        comparison_builder=comparisons_from_jsonl(path, test_size=2),
+        model_name_for_tokenizer=str(tmp_path),
+        renderer_name="qwen3_instruct",
+        batch_size=2,
+        swap=swap,
+    )()
+    assert [len(train.get_batch(index)) for index in range(len(train))] == ([4, 2] if swap else [2, 1])
+    assert test is not None
+    assert [len(test.get_batch(index)) for index in range(len(test))] == [2]
+    path = write(tmp_path / "few.jsonl", [labeled("A")])
+    assert (
+        ChatDatasetBuilderFromComparisons(
+            comparison_builder=comparisons_from_jsonl(path),
+            model_name_for_tokenizer=str(tmp_path),
+            renderer_name="qwen3_instruct",
+            batch_size=1,
+        )()[1]
+        is None
+    )
 
 
 def test_a_tie_makes_no_pair_and_is_counted():
