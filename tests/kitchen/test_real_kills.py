@@ -11,7 +11,7 @@ import pytest
 
 from kitchen import local_modes, modes
 from kitchen.modes import Killed, Mode, Outcome, kill_at_boundaries, outcome
-from processes import signal_after
+from processes import LIMIT_S, started
 
 PROGRAM = """
 import sys, time
@@ -29,13 +29,13 @@ time.sleep(60)
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that nothing stopped, and how long it took."""
+    """A run that nothing stopped, and how long its steps took."""
 
     module: str
     name: str
     mode: Mode
     outcome: Outcome
-    seconds: float
+    step_s: float
 
     @classmethod
     def of(cls, module: str, name: str, mode: Mode, folder: Path) -> "Whole":
@@ -43,20 +43,31 @@ class Whole:
         config = mode.config(folder)
         began_s = time.monotonic()
         mode.train(config)
-        return cls(module, name, mode, outcome(config.log_path), time.monotonic() - began_s)
+        seconds, found = time.monotonic() - began_s, outcome(config.log_path)
+        return cls(module, name, mode, found, seconds / len(found.rows))
 
     def assert_same_after_a_kill(self, number: int, folder: Path) -> None:
-        """Killed at some moment, and once more if it is so; then it goes on in this process."""
+        """Killed a moment after one of its rows, and perhaps once more; then it goes on in this process."""
         folder.mkdir(exist_ok=True)
         generator = random.Random(f"{self.name} {number}")
         program = PROGRAM.format(tests=str(Path(__file__).parents[1]), module=self.module)
         for _ in range(generator.choice([1, 1, 2])):
-            arguments = ["-c", program, self.name, str(folder), str(number)]
-            ended = signal_after(arguments, generator.uniform(0.0, 1.2 * self.seconds), signal.SIGKILL)
-            assert ended.code == -signal.SIGKILL, ended.errors
+            num_rows, seconds = generator.randrange(len(self.outcome.rows)), generator.uniform(0, self.step_s)
+            with started("-c", program, self.name, str(folder), str(number)) as (process, _):
+                while num_rows_in(folder / "run") < num_rows and process.poll() is None:
+                    time.sleep(0.001)
+                time.sleep(seconds)
+                process.kill()
+                errors = process.communicate(timeout=LIMIT_S)[1]
+            assert process.returncode == -signal.SIGKILL, errors
         config = self.mode.config(folder)
         self.mode.train(config)
         assert outcome(config.log_path) == self.outcome
+
+
+def num_rows_in(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 @pytest.fixture(scope="module", params=modes.MODES)
@@ -104,7 +115,7 @@ def test_on_this_machine_a_run_killed_at_the_boundary_of_a_stage_is_the_run_that
 def test_on_this_machine_a_process_that_is_killed_leaves_the_run_that_would_have_been(
     name: str, tmp_path: Path
 ) -> None:
-    """Ten seconds: interpreters that load torch are started."""
+    """Half a minute on busy cores: interpreters that load torch are started."""
     whole = Whole.of("local_modes", name, local_modes.MODES[name], tmp_path / "whole")
     for number in range(2):
         whole.assert_same_after_a_kill(number, tmp_path / f"killed-{number}")
