@@ -18,6 +18,19 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
+@asynccontextmanager
+async def _tasks() -> AsyncGenerator[asyncio.TaskGroup]:
+    """A task group whose first failure is raised as itself, once all of its tasks have ended."""
+    failure: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failures:  # pyright: ignore[reportUnknownVariableType]  its content is what tasks raise
+        failure = first_failure(failures)
+    if failure is not None:
+        raise failure  # outside the except block, so that its own cause and context stay as they are
+
+
 async def together(awaitables: Iterable[Awaitable[T]], *, limit: int | None = None, name: str = "together") -> list[T]:
     """Awaits all at once and returns their results in the order given, whatever the order they finish in.
 
@@ -26,7 +39,6 @@ async def together(awaitables: Iterable[Awaitable[T]], *, limit: int | None = No
     slots = asyncio.Semaphore(limit) if limit is not None else None
     accepted: list[Awaitable[T]] = []
     tasks: list[asyncio.Task[T]] = []
-    failure: BaseException | None = None
 
     async def one(awaitable: Awaitable[T]) -> T:
         if slots is None:
@@ -35,18 +47,14 @@ async def together(awaitables: Iterable[Awaitable[T]], *, limit: int | None = No
             return await awaitable
 
     try:
-        async with asyncio.TaskGroup() as group:
+        async with _tasks() as group:
             for index, awaitable in enumerate(awaitables):
                 accepted.append(awaitable)
                 tasks.append(group.create_task(one(awaitable), name=f"{name} {index}"))
-    except BaseExceptionGroup as failures:  # pyright: ignore[reportUnknownVariableType]  its content is what tasks raise
-        failure = first_failure(failures)
     finally:
         for awaitable in accepted:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()  # one that was cancelled before it began
-    if failure is not None:
-        raise failure  # outside the except block, so that its own cause and context stay as they are
     return [task.result() for task in tasks]
 
 
@@ -68,17 +76,11 @@ async def started(
             for group in played:
                 train_on(await group)
     """
-    failure: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each, name=f"{name} {index}") for index, each in enumerate(coroutines)]
-            yield list(tasks)
-            for task in tasks:
-                task.cancel()
-    except BaseExceptionGroup as failures:  # pyright: ignore[reportUnknownVariableType]  its content is what tasks raise
-        failure = failures.exceptions[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  as above
-    if failure is not None:
-        raise failure
+    async with _tasks() as group:
+        tasks = [group.create_task(each, name=f"{name} {index}") for index, each in enumerate(coroutines)]
+        yield list(tasks)
+        for task in tasks:
+            task.cancel()
 
 
 # ---- a line of stations ----------------------------------------------------------------------------------------------
@@ -128,14 +130,8 @@ async def assembly_line(items: Iterable[T], stations: Sequence[LineStation[T]], 
             on_line.append(left)
             before = left
 
-    failure: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(feed())
-    except BaseExceptionGroup as failures:  # pyright: ignore[reportUnknownVariableType]  its content is what tasks raise
-        failure = failures.exceptions[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  as above
-    if failure is not None:
-        raise failure
+    async with _tasks() as group:
+        group.create_task(feed())
 
 
 def is_cancelled() -> bool:

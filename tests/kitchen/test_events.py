@@ -151,9 +151,9 @@ def of_stages(case: Case, workflow: Workflow) -> Counter[tuple[str, Step]]:
         "ends_epoch": of_steps(case)["training.epoch"],
     }
     counted: Counter[tuple[str, Step]] = Counter()
-    for stage_, phase, _, _, condition in workflow.stages:
+    for stage_, condition, phase, *_ in workflow.stages:
         every: Steps = range(case.num_steps) if phase == "loop" else (None,)
-        steps = in_loop[condition.__name__] if condition is not None and phase == "loop" else every
+        steps = in_loop[condition.name] if condition is not None and phase == "loop" else every
         counted.update((stage_.name, step) for step in steps)
     return counted
 

@@ -5,7 +5,7 @@ fields alone; of a workflow its stages and what it reads from a config. Nothing 
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +16,7 @@ from stovetop.cli.configs import Field, config_fields
 from stovetop.cli.loading import RecipeModule, checked_workflow, workflow_of
 from stovetop.cli.tables import WIDTH, filled
 from stovetop.kitchen.annotations import shown
-from stovetop.kitchen.stage import annotations_of, parameters_of
+from stovetop.kitchen.stage import AnyStage
 
 if TYPE_CHECKING:
     from stovetop.kitchen.workflow import StageRow, Workflow
@@ -86,19 +86,19 @@ def _reads(workflow: "Workflow") -> Iterator[Input]:
     """Everything that is read, in order, once for each reader."""
     asked: set[object] = set()
     for place in workflow.stages:
-        if place.condition is not None and place.condition not in asked:
-            asked.add(place.condition)
-            yield from _reads_of(place.condition.__name__, place.condition, {})
-        yield from _reads_of(place.stage.name, place.stage.function, place.stage.reads)
+        if place.condition is not None and place.condition.function not in asked:
+            asked.add(place.condition.function)
+            yield from _reads_of(place.condition)
+        yield from _reads_of(place.stage)
     if workflow.loop is not None and isinstance(workflow.loop.depth, str):
         yield Input(workflow.loop.depth, "int", "", ["the loop"])
 
 
-def _reads_of(reader: str, function: Callable[..., object], names: Mapping[str, str]) -> Iterator[Input]:
-    annotations = annotations_of(function)
-    for own, parameter in parameters_of(function).items():
-        default = "" if parameter.default is parameter.empty else str(parameter.default)
-        yield Input(names.get(own, own), shown(annotations[own]), default, [reader])
+def _reads_of(reader: AnyStage) -> Iterator[Input]:
+    parameters = inspect.signature(reader.function).parameters
+    for own, annotation in reader.takes().items():
+        default = "" if own not in reader.optional else str(parameters[own].default)
+        yield Input(reader.reads[own], shown(annotation), default, [reader.name])
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------

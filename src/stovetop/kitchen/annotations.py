@@ -9,22 +9,19 @@ import inspect
 import re
 import types
 import typing
-from collections import abc
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 
 UNKNOWN = Any
-_BUILT_IN = (list, tuple, set, frozenset, dict)
-_VIEWS = (abc.Iterable, abc.Collection, abc.Sequence, abc.MutableSequence, abc.Set, abc.Mapping, abc.MutableMapping)
 
 
-def resolved(annotation: object, defined_in: Mapping[str, Any], *, include_extras: bool = False) -> object:
-    """What an annotation means in the namespace that it was written in; without what Annotated adds to it."""
+def resolved(annotation: object, defined_in: Mapping[str, Any]) -> object:
+    """What an annotation means in the namespace that it was written in."""
     if annotation is inspect.Parameter.empty:
         return UNKNOWN
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
-        return typing.get_type_hints(holder, dict(defined_in), {}, include_extras)["it"]
+        return typing.get_type_hints(holder, dict(defined_in), {}, include_extras=True)["it"]
     except Exception:  # it is the user's code, and may raise anything
         return UNKNOWN
 
@@ -38,92 +35,64 @@ def fields_of(kind: type) -> dict[str, object]:
     }
 
 
-def fits(given: object, wanted: object) -> bool:
-    """False only where it is certain that a value annotated `given` is not one for `wanted`."""
-    given, wanted = _plain(given), _plain(wanted)
-    if given is UNKNOWN or wanted is UNKNOWN:
-        return True
-    if _is_union(given):
-        return all(fits(member, wanted) for member in get_args(given))
-    if _is_union(wanted):
-        return any(fits(given, member) for member in get_args(wanted))
-    values, allowed = _values(given), _values(wanted)
-    if values and allowed:
-        return set(values) <= set(allowed)
-    if values:
-        return all(fits(type(value), wanted) for value in values)
-    if allowed:
-        return any(fits(given, type(value)) for value in allowed)
-    return _classes_fit(given, wanted)
-
-
-def holds(value: object, annotation: object) -> bool:
-    """Whether a value is of the class that its annotation names; what is in it is not looked at."""
-    annotation = _plain(annotation)
-    if _is_union(annotation):
-        return any(holds(value, member) for member in get_args(annotation))
-    kind = get_origin(annotation) or annotation
-    if kind in (UNKNOWN, float) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return fits(type(value), kind)
-    return isinstance(value, kind)
+def fits(given: object, wanted: object, *, exactly: bool = False) -> bool:
+    """False only where it is certain that a value annotated `given` is not one for `wanted`. `exactly`: `given` is the
+    class of the value itself; else a value may be of any class below it."""
+    if get_origin(given) is get_origin(wanted) is Literal:
+        return set(get_args(given)) <= set(get_args(wanted))
+    return all(any(_class_fits(one, other, exactly) for other in _members(wanted)) for one in _members(given))
 
 
 def shown(annotation: object) -> str:
-    """As one would write it, without modules: list[Datum]."""
+    """As one would write it, without modules and rules: list[Datum]."""
+    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     return re.sub(r"(?:[\w<>]+\.)+(\w+)", r"\1", inspect.formatannotation(annotation))
 
 
-def _plain(annotation: object) -> object:
-    """The class that is meant: without Annotated and NewType; of a type variable, nothing is known."""
-    if annotation is None:
-        return types.NoneType
+def _members(annotation: object) -> list[object]:
+    """What a value may be: the members of a union, the classes of a Literal's values, or one class. Annotated and
+    NewType are what they are made of; of a type variable nothing is known."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [member for argument in arguments for member in _members(argument)]
+    if get_origin(annotation) is Literal:
+        return [type(value) for value in arguments]
     if get_origin(annotation) is Annotated:
-        return _plain(get_args(annotation)[0])
+        return _members(arguments[0])
     if isinstance(annotation, NewType):
-        return _plain(annotation.__supertype__)
+        return _members(annotation.__supertype__)
+    if annotation is None:
+        return [types.NoneType]
     if typing.is_typeddict(annotation):
-        return dict
-    return UNKNOWN if isinstance(annotation, TypeVar) else annotation
+        return [dict]
+    return [UNKNOWN if isinstance(annotation, TypeVar) else annotation]
 
 
-def _is_union(annotation: object) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType)
-
-
-def _values(annotation: object) -> tuple[object, ...]:
-    """Those of a Literal."""
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
-
-
-def _classes_fit(given: object, wanted: object) -> bool:
+def _class_fits(given: object, wanted: object, exactly: bool) -> bool:
     given_class, wanted_class = get_origin(given) or given, get_origin(wanted) or wanted
-    if not isinstance(given_class, type) or not isinstance(wanted_class, type):
+    if not isinstance(given_class, type) or not isinstance(wanted_class, type) or UNKNOWN in (given, wanted):
         return True
-    if (given_class, wanted_class) in ((int, float), (bool, float)):
+    if wanted_class is float and issubclass(given_class, int):
         return True
     if getattr(wanted_class, "_is_protocol", False):
-        return _asks_for(wanted_class) <= set(dir(given_class))
+        return _methods_of(wanted_class) <= set(dir(given_class))
     if getattr(given_class, "_is_protocol", False):
         return True  # what has its methods may be anything
     if issubclass(wanted_class, given_class) and given_class is not wanted_class:
-        return True  # a base class is given: the value may still be of the class that is wanted
+        return not exactly
     return issubclass(given_class, wanted_class) and _arguments_fit(given, wanted)
 
 
 def _arguments_fit(given: object, wanted: object) -> bool:
     """Compared where they mean the same on both sides: one class, or containers of the standard library."""
-    same = get_origin(given) is get_origin(wanted) or (get_origin(given) in _BUILT_IN and get_origin(wanted) in _VIEWS)
-    of_given, of_wanted = _arguments(given), _arguments(wanted)
+    modules = [getattr(get_origin(kind), "__module__", "") for kind in (given, wanted)]
+    same = get_origin(given) is get_origin(wanted) or modules == ["builtins", "collections.abc"]
+    of_given, of_wanted = ([each for each in get_args(kind) if each is not ...] for kind in (given, wanted))
     return not same or len(of_given) != len(of_wanted) or all(map(fits, of_given, of_wanted))
 
 
-def _arguments(annotation: object) -> tuple[object, ...]:
-    arguments = get_args(annotation)
-    return arguments[:1] if get_origin(annotation) is tuple and arguments[1:] == (...,) else arguments
-
-
-def _asks_for(protocol: type) -> set[str]:
-    """The methods of a Protocol. Its attributes and properties may be set by a constructor, which is not seen."""
+def _methods_of(protocol: type) -> set[str]:
+    """Its attributes and properties may be set by a constructor, which is not seen."""
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     members = {name: member for base in bases for name, member in vars(base).items()}
     return {name for name, member in members.items() if not name.startswith("_") and callable(member)}

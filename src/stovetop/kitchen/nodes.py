@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from stovetop.errors import InvalidRequest
-from stovetop.kitchen.stage import AnyStage, Stage, parameters_of
-
-Condition = Callable[..., bool]
+from stovetop.kitchen.stage import AnyStage, Stage, reading
 
 
 @dataclass(frozen=True, init=False)
@@ -17,16 +15,14 @@ class When:
     """Stages that run where a condition holds: a pure function whose parameters are what it reads. It is asked once an
     item, before the first stage that depends on it: two Whens with the same function always agree."""
 
-    condition: Condition
+    condition: Stage[..., bool]
     stages: tuple[AnyStage, ...]
 
-    def __init__(self, condition: Condition, /, *stages: AnyStage) -> None:
+    def __init__(self, condition: Callable[..., bool], /, *stages: AnyStage) -> None:
         check_kinds("a When", stages, Stage)
         if not inspect.isfunction(condition) or inspect.iscoroutinefunction(condition):
             raise InvalidRequest(f"a condition is a plain function that returns a bool: {condition!r}")
-        parameters_of(condition)
-        object.__setattr__(self, "condition", condition)
-        object.__setattr__(self, "stages", stages)
+        vars(self).update(condition=reading(condition, {}), stages=stages)
 
 
 @dataclass(frozen=True, init=False)
@@ -39,8 +35,7 @@ class Station:
 
     def __init__(self, *nodes: "AnyStage | When", together: bool = False) -> None:
         check_kinds("a Station", nodes, Stage, When)
-        object.__setattr__(self, "nodes", nodes)
-        object.__setattr__(self, "together", together)
+        vars(self).update(nodes=nodes, together=together)
 
 
 @dataclass(frozen=True, init=False)
@@ -50,8 +45,8 @@ class Loop:
     depth  how many items may be on the line besides the first; the name of a config field, for what a run may choose
     carry  inside the loop `policy` of {"policy": "policies"} is what the item `depth` + 1 before has left; the first
            `depth` + 1 items take it from the list `policies`, written before the loop: item start + i has
-           policies[min(i, len - 1)]. Exactly one stage of the loop writes `policy`. In the last station behind it, and
-           after the loop, `policies` is what a loop that goes on from there begins with
+           policies[min(i, len - 1)]. Exactly one stage of the loop writes `policy`. Behind it, and after the loop,
+           `policies` is what a loop that goes on from there begins with
     """
 
     items: str
@@ -65,10 +60,7 @@ class Loop:
         check_kinds("a Loop", stations, Station)
         if isinstance(depth, int) and depth < 0:
             raise InvalidRequest(f"the depth of a loop is 0 or more: {depth}")
-        object.__setattr__(self, "items", items)
-        object.__setattr__(self, "stations", stations)
-        object.__setattr__(self, "depth", depth)
-        object.__setattr__(self, "carry", dict(carry or {}))
+        vars(self).update(items=items, stations=stations, depth=depth, carry=dict(carry or {}))
 
 
 Node = AnyStage | When | Loop
@@ -79,34 +71,32 @@ class Placed(NamedTuple):
     """A stage and where it is."""
 
     stage: AnyStage
+    condition: AnyStage | None
     phase: Phase
-    station: int | None  # counted from 1
-    together: bool
-    condition: Condition | None
+    station: int | None = None  # counted from 1
+    together: bool = False
 
     def __str__(self) -> str:
         station = f", station {self.station}{', together' if self.together else ''}" if self.station else ""
-        condition = f", when {self.condition.__name__}" if self.condition else ""
+        condition = f", when {self.condition.name}" if self.condition else ""
         return f"{'loop' if self.phase == 'loop' else f'{self.phase} the loop'}{station}{condition}"
 
 
-def placed(nodes: Sequence[Node]) -> list[Placed]:
+def placed(
+    nodes: Sequence[Node], phase: Phase = "before", station: int | None = None, *, together: bool = False
+) -> list[Placed]:
     """All stages, in order."""
-    phase: Phase = "before"
     found: list[Placed] = []
     for node in nodes:
         if isinstance(node, Loop):
-            for number, station in enumerate(node.stations, start=1):
-                found += _placed(station.nodes, "loop", number, together=station.together)
+            for number, each in enumerate(node.stations, start=1):
+                found += placed(each.nodes, "loop", number, together=each.together)
             phase = "after"
+        elif isinstance(node, When):
+            found += [Placed(stage, node.condition, phase, station, together) for stage in node.stages]
         else:
-            found += _placed((node,), phase, None, together=False)
+            found.append(Placed(node, None, phase, station, together))
     return found
-
-
-def _placed(nodes: Sequence[AnyStage | When], phase: Phase, station: int | None, *, together: bool) -> list[Placed]:
-    conditional = [((node.condition, node.stages) if isinstance(node, When) else (None, (node,))) for node in nodes]
-    return [Placed(stage, phase, station, together, condition) for condition, stages in conditional for stage in stages]
 
 
 def check_kinds(where: str, nodes: Sequence[object], *kinds: type) -> None:

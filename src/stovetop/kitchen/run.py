@@ -8,9 +8,9 @@ import asyncio
 import inspect
 import logging
 import time
-from collections import ChainMap
+from collections import ChainMap, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -18,11 +18,12 @@ from typing import SupportsFloat, cast
 
 from stovetop.concurrency import LineStation, assembly_line, first_failure, is_cancelled
 from stovetop.errors import InvalidRequest, StageFailed, StovetopError
-from stovetop.kitchen.annotations import holds, shown
-from stovetop.kitchen.nodes import Condition, Loop, Phase, Placed, Positions
-from stovetop.kitchen.stage import AnyStage, optional_of, parameters_of
+from stovetop.kitchen.annotations import fits, shown
+from stovetop.kitchen.nodes import Loop, Placed, Positions
+from stovetop.kitchen.stage import AnyStage
 from stovetop.runs import Run
 from stovetop.tracking.events import as_number
+from stovetop.tracking.timing import span
 from stovetop.tracking.waiting import waiting_for
 
 log = logging.getLogger(__name__)
@@ -36,73 +37,48 @@ class Runner:
         self._stages = stages
         self._given = given  # config fields and ports
         self._state = dict(given)
-        run = given.get("run")
-        self._run = run if isinstance(run, Run) else None
+        self._run = run if isinstance(run := given.get("run"), Run) else None
+        self._emit: Callable[..., None] = self._run.emit if self._run else lambda *_, **__: None
         self._gives = {each.stage.name: each.stage.gives() for each in stages}  # here, as signatures are slow to read
-        conditions = {each.condition for each in stages if each.condition is not None}
-        self._asks = {each: ({name: name for name in parameters_of(each)}, optional_of(each)) for each in conditions}
-        self._carry: _Carry | None = None  # while in the loop
-        self._opened: list[tuple[str, AsyncGenerator[object]]] = []
+        self._carries: dict[str, _Carry] = {}  # by the name that an item sees; none outside the loop
+        self._opened = AsyncExitStack()
 
     async def run(self, loop: Loop | None) -> dict[str, object]:
         """What the stages outside the loop have written, and the carry with its list."""
-        with self._span("workflow", None, workflow=self._workflow):
-            failure: BaseException | None = None
-            try:
-                await self._visit_all("before", _Scope(ChainMap(self._state)))
+        with span("workflow", self._emit, workflow=self._workflow):
+            async with self._opened:
+                await self._visit_all("before")
                 if loop is not None:
                     await self._loop(loop)
-                await self._visit_all("after", _Scope(ChainMap(self._state)))
-            except BaseException as error:
-                failure = error
-            await self._close(failure)
+                await self._visit_all("after")
         return {name: value for name, value in self._state.items() if name not in self._given}
 
-    async def _close(self, failure: BaseException | None) -> None:
-        """Runs the rest of every generator, the last opened first; then raises what went wrong first. Where that is a
-        cancellation, a generator that fails now may be what cancelled: its task group does when a task of it fails."""
-        for name, generator in reversed(self._opened):
-            try:
-                with self._failures_of(name, None):
-                    if await anext(generator, _NOTHING) is not _NOTHING:
-                        await generator.aclose()
-                        raise InvalidRequest("it yields a second time; a stage that opens something yields once")
-            except BaseException as error:
-                if failure is None or isinstance(failure, asyncio.CancelledError) or not isinstance(error, Exception):
-                    failure = error
-                else:
-                    log.error("after a failure, another one: %s", error)
-        if failure is not None:
-            raise failure
-
-    # ---- the loop
+    async def _visit_all(self, phase: str) -> None:
+        await self._visit_each([place for place in self._stages if place.phase == phase], _Scope(ChainMap(self._state)))
 
     async def _loop(self, loop: Loop) -> None:
         positions = cast(Positions, self._state[loop.items])
         depth = cast(int, self._state[loop.depth] if isinstance(loop.depth, str) else loop.depth)
-        self._carry = carry = _Carry(loop.carry, depth, self._state)
-        with ExitStack() as showing:
-            bar = None
-            if self._run is not None:
-                progress = self._run.progress(self._workflow, total=positions.num_steps, completed=positions.start)
-                bar = showing.enter_context(progress)
+        self._carries = {name: _Carry(listed, self._state[listed], depth) for name, listed in loop.carry.items()}
+        line: list[LineStation[_Scope]] = []
+        for _, places in groupby((each for each in self._stages if each.phase == "loop"), lambda each: each.station):
+            station = list(places)
+            line.append(LineStation(partial(self._visit_each, station), together=station[0].together))
+        total, completed = positions.num_steps, positions.start
+        progress = self._run.progress(self._workflow, total=total, completed=completed) if self._run else nullcontext()
+        with progress as bar:
 
             async def leave(item: _Scope) -> None:
-                carry.forget(item.number)
                 item.values.maps[0].clear()
                 if bar is not None:
                     bar.advance()
 
-            in_loop = [place for place in self._stages if place.phase == "loop"]
-            stations = [list(places) for _, places in groupby(in_loop, key=lambda place: place.station)]
-            line = [LineStation(partial(self._visit_each, places), together=places[0].together) for places in stations]
-            await assembly_line(self._items(positions, carry), [*line, LineStation(leave)], depth=depth)
-        for listed, name in carry.lists.items():
-            left = carry.for_a_loop_at(sum(1 for _ in positions), name)
-            self._state |= {listed: left, name: left[-1]}
-        self._carry = None
+            await assembly_line(self._items(positions), [*line, LineStation(leave)], depth=depth)
+        for name, carry in self._carries.items():
+            self._state |= {carry.listed: list(carry.waiting), name: carry.waiting[-1]}
+        self._carries = {}
 
-    def _items(self, positions: Positions, carry: "_Carry") -> Iterator["_Scope"]:
+    def _items(self, positions: Positions) -> Iterator["_Scope"]:
         last_row_s = time.perf_counter()
 
         def since_last_row() -> float:
@@ -112,18 +88,21 @@ class Runner:
 
         for number, position in enumerate(positions):
             row = Row(position.step, since_last_row)
-            own: dict[str, object] = {**position._asdict(), "row": row, **carry.seen_by(number)}
-            yield _Scope(ChainMap(own, self._state), number, row)
+            carried = {name: carry.seen_by(number) for name, carry in self._carries.items()}
+            yield _Scope(ChainMap({**position._asdict(), "row": row, **carried}, self._state), row)
 
     # ---- one stage
-
-    async def _visit_all(self, phase: Phase, scope: "_Scope") -> None:
-        await self._visit_each([place for place in self._stages if place.phase == phase], scope)
 
     async def _visit_each(self, places: Sequence[Placed], scope: "_Scope") -> None:
         for place in places:
             if place.condition is None or self._holds(place.condition, scope):
                 await self._visit(place.stage, scope)
+
+    def _holds(self, condition: AnyStage, scope: "_Scope") -> bool:
+        if condition.function not in scope.conditions:
+            with self._failures_of(condition.name, scope):
+                scope.conditions[condition.function] = bool(condition.function(**_arguments(condition, scope)))
+        return scope.conditions[condition.function]
 
     async def _visit(self, stage: AnyStage, scope: "_Scope") -> None:
         row, began_s = scope.row, time.perf_counter()
@@ -131,54 +110,60 @@ class Runner:
             row.writer = stage.name
         at = "" if scope.step is None else f" at step {scope.step}"
         with (
-            self._failures_of(stage.name, scope.step),
-            self._span("stage", scope.step, stage=stage.name),
+            self._failures_of(stage.name, scope),
+            span("stage", self._emit, step=scope.step, stage=stage.name),
             waiting_for("stage %r%s", stage.name, at),
         ):
-            value = stage.function(**self._arguments(stage.reads, stage.optional, scope))
+            value = stage.function(**_arguments(stage, scope))
             if inspect.iscoroutine(value):
                 value = await value
             elif inspect.isasyncgen(value):
-                generator = cast("AsyncGenerator[object]", value)
-                value = await anext(generator, _NOTHING)
-                if value is _NOTHING:
-                    raise InvalidRequest("it yields nothing; a stage that opens something yields it")
-                self._opened.append((stage.name, generator))
+                value = await self._open(stage.name, cast("AsyncGenerator[object]", value))
             self._write(stage, value, scope)
         if row is not None:
             row.took(stage.name, time.perf_counter() - began_s)
 
-    def _holds(self, condition: Condition, scope: "_Scope") -> bool:
-        if condition not in scope.conditions:
-            with self._failures_of(condition.__name__, scope.step):
-                scope.conditions[condition] = condition(**self._arguments(*self._asks[condition], scope))
-        return scope.conditions[condition]
-
-    def _arguments(self, reads: Mapping[str, str], optional: frozenset[str], scope: "_Scope") -> dict[str, object]:
-        arguments: dict[str, object] = {}
-        for parameter, name in reads.items():
-            if scope.row is not None and self._carry is not None and name in self._carry.lists:
-                arguments[parameter] = self._carry.for_a_loop_at(scope.number + 1, self._carry.lists[name])
-            elif name in scope.values or parameter not in optional:
-                arguments[parameter] = scope.values[name]
-        return arguments
-
     def _write(self, stage: AnyStage, value: object, scope: "_Scope") -> None:
-        annotations = self._gives[stage.name]
         for name, written in _named(stage, value).items():
-            if not holds(written, annotations[name]):
+            annotation = self._gives[stage.name][name]
+            if not fits(type(written), annotation, exactly=True):
                 raise InvalidRequest(
-                    f"{name!r} must be {shown(annotations[name])}, as the function says; is a return missing? It is "
+                    f"{name!r} must be {shown(annotation)}, as the function says; is a return missing? It is "
                     f"{type(written).__name__}"
                 )
-            if scope.row is not None and self._carry is not None and name in self._carry.lists.values():
-                self._carry.leave(scope.number, name, written)
+            if carry := self._carries.get(name):
+                scope.values[carry.listed] = carry.leave(written)
             else:
                 scope.values[name] = written
 
+    # ---- what a generator has opened
+
+    async def _open(self, name: str, generator: AsyncGenerator[object]) -> object:
+        value = await anext(generator, _NOTHING)
+        if value is _NOTHING:
+            raise InvalidRequest("it yields nothing; a stage that opens something yields it")
+        self._opened.push_async_exit(partial(self._close, name, generator))
+        return value
+
+    async def _close(self, name: str, generator: AsyncGenerator[object], *failure: object) -> None:
+        """Runs the rest. What went wrong first is raised; where that is a cancellation, this generator may be what
+        cancelled: its task group does when a task of it fails."""
+        try:
+            with self._failures_of(name):
+                if await anext(generator, _NOTHING) is not _NOTHING:
+                    await generator.aclose()
+                    raise InvalidRequest("it yields a second time; a stage that opens something yields once")
+        except StageFailed as error:
+            if failure[1] is None or isinstance(failure[1], asyncio.CancelledError):
+                raise
+            log.error("after a failure, another one: %s", error)
+
+    # ---- failures
+
     @contextmanager
-    def _failures_of(self, name: str, step: int | None) -> Generator[None]:
+    def _failures_of(self, name: str, scope: "_Scope | None" = None) -> Generator[None]:
         """Within, what is raised becomes a StageFailed; a cancellation too, unless this task is cancelled."""
+        step = scope and scope.step
         try:
             yield
         except asyncio.CancelledError as error:
@@ -190,26 +175,14 @@ class Runner:
             why = str(first) if isinstance(first, StovetopError) else f"{type(first).__name__}: {first}"
             raise StageFailed(name, self._workflow, step, why) from error
 
-    @contextmanager
-    def _span(self, what: str, step: int | None, **labels: str) -> Generator[None]:
-        """Emits the events of what goes on within: a start, and a stop or an exception."""
-        began_s = time.perf_counter()
-
-        def emit(event: str, **fields: float | str) -> None:
-            if self._run is not None:
-                self._run.emit(f"{what}.{event}", step=step, **labels, **fields)
-
-        emit("start")
-        try:
-            yield
-        except BaseException as error:
-            raised = f"{type(error).__name__}: {error}".removesuffix(": ")
-            emit("exception", seconds=time.perf_counter() - began_s, error=raised)
-            raise
-        emit("stop", seconds=time.perf_counter() - began_s)
-
 
 _NOTHING = object()
+
+
+def _arguments(reader: AnyStage, scope: "_Scope") -> dict[str, object]:
+    """What it reads; of what it may do without, what is there."""
+    found = [(parameter, name) for parameter, name in reader.reads.items() if name in scope.values]
+    return {parameter: scope.values[name] for parameter, name in found}
 
 
 def _named(stage: AnyStage, value: object) -> Mapping[str, object]:
@@ -218,11 +191,8 @@ def _named(stage: AnyStage, value: object) -> Mapping[str, object]:
         raise InvalidRequest(f"it writes nothing and returned a value; name it in @stage(writes=...): {value!r}")
     if len(stage.writes) < 2:
         return dict.fromkeys(stage.writes.values(), value)
-    given = (
-        cast("dict[str, object]", value)
-        if isinstance(value, dict)
-        else {own: getattr(value, own) for own in getattr(value, "_fields", ())}
-    )
+    fields = {own: getattr(value, own) for own in getattr(value, "_fields", ())}
+    given = cast("dict[str, object]", value) if isinstance(value, dict) else fields
     if absent := [own for own in stage.writes if own not in given]:
         raise InvalidRequest(
             f"it must return a NamedTuple or a dict with {', '.join(stage.writes)}; {', '.join(absent)} is not in it"
@@ -251,9 +221,10 @@ class Row:
 
     def add(self, metrics: Mapping[str, SupportsFloat]) -> None:
         """Refused are a metric that is there already, and any once the row is logged."""
+        if self.is_logged:
+            names = ", ".join(metrics)
+            raise InvalidRequest(f"the row of step {self.step} is logged; add to it in an earlier stage: {names!r}")
         for key, value in metrics.items():
-            if self.is_logged:
-                raise InvalidRequest(f"the row of step {self.step} is logged; add to it in an earlier stage: {key!r}")
             if key in self._values:
                 raise InvalidRequest(
                     f"the row of step {self.step} has this metric already, from stage {self._writers.get(key, '')!r}; "
@@ -269,20 +240,18 @@ class Row:
     def log(self, run: Run) -> None:
         """Writes the row, once. `time/step` is the time since the row before, which is what a step takes where several
         overlap; `time/STAGE` is there of every stage before this one."""
-        if self._since_last_row is not None:
-            self.add({"time/step": self._since_last_row()})
+        self.add({"time/step": self._since_last_row()} if self._since_last_row else {})
         run.log_metrics(self._values, self.step)
         self.is_logged = True
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Scope:
-    """Outside the loop the state; for an item also what is its own. Conditions are asked once."""
+    """Outside the loop the state; for an item also what is its own."""
 
     values: ChainMap[str, object]
-    number: int = 0  # of the item, counted from the first of this run
-    row: "Row | None" = None
-    conditions: dict[Condition, bool] = field(default_factory=dict[Condition, bool])
+    row: Row | None = None
+    conditions: dict[object, bool] = field(default_factory=dict[object, bool])  # asked once
 
     @property
     def step(self) -> int | None:
@@ -290,28 +259,22 @@ class _Scope:
 
 
 class _Carry:
-    """What each item sees of what those before it have left."""
+    """What the items to come see: each what the item `depth` + 1 before it has left, the first ones what is listed."""
 
-    def __init__(self, carry: Mapping[str, str], depth: int, state: Mapping[str, object]) -> None:
-        self.lists = {listed: name for name, listed in carry.items()}
-        self._depth = depth
-        self._seen: dict[int, dict[str, object]] = {number: {} for number in range(depth + 1)}  # by number of the item
-        for listed, name in self.lists.items():
-            first = cast("Sequence[object]", state[listed])
-            if not first:
-                raise InvalidRequest(f"the loop begins with what is in this list, and it is empty: {listed!r}")
-            for number, seen in self._seen.items():
-                seen[name] = first[min(number, len(first) - 1)]
+    def __init__(self, listed: str, first: object, depth: int) -> None:
+        self.listed = listed
+        first = cast("Sequence[object]", first)
+        if not first:
+            raise InvalidRequest(f"the loop begins with what is in this list, and it is empty: {listed!r}")
+        self.waiting = deque([first[min(number, len(first) - 1)] for number in range(depth + 1)], depth + 1)
+        self._num_left = 0
 
-    def seen_by(self, number: int) -> Mapping[str, object]:
-        return self._seen.get(number, {})
+    def seen_by(self, number: int) -> object:
+        """Numbers are those of the items, counted from the first of this run."""
+        return self.waiting[number - self._num_left]
 
-    def leave(self, number: int, name: str, value: object) -> None:
-        self._seen.setdefault(number + self._depth + 1, {})[name] = value
-
-    def forget(self, number: int) -> None:
-        self._seen.pop(number, None)
-
-    def for_a_loop_at(self, number: int, name: str) -> list[object]:
-        """The list for a loop that begins with this item."""
-        return [self._seen[number + ahead][name] for ahead in range(self._depth + 1)]
+    def leave(self, value: object) -> list[object]:
+        """Called by each item, in order. Returns what a loop that begins with the next one begins with."""
+        self._num_left += 1
+        self.waiting.append(value)
+        return list(self.waiting)

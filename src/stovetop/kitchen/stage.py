@@ -10,14 +10,12 @@ It can be called like the function that it is made of. Where names come from is 
 import inspect
 import re
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, overload
+from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
 
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.kitchen.annotations import UNKNOWN, fields_of, resolved
-from stovetop.rules import Rule
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -42,7 +40,7 @@ class Stage(Generic[P, T_co]):
         for own in names:
             if own not in self.reads and own not in self.writes:
                 raise UnknownName(f"name of stage {self.name!r}", own, {*self.reads, *self.writes})
-        _check_names(name, (name, *names.values()))
+        _check_names(name, names.values())
         reads = {parameter: names.get(parameter, read) for parameter, read in self.reads.items()}
         writes = {given: names.get(given, written) for given, written in self.writes.items()}
         return replace(self, name=name, reads=reads, writes=writes)
@@ -58,34 +56,17 @@ class Stage(Generic[P, T_co]):
         paragraph = (inspect.getdoc(self.function) or "").partition("\n\n")[0]
         return re.split(r"(?<=[.?!])\s", " ".join(paragraph.split()), maxsplit=1)[0]
 
-    @property
-    def source(self) -> "Source":
-        """Where the function is."""
-        code = inspect.unwrap(self.function).__code__
-        return Source(Path(code.co_filename), code.co_firstlineno)
-
     def takes(self) -> dict[str, object]:
         """What each parameter is annotated as; UNKNOWN where that does not resolve."""
-        return annotations_of(self.function)
-
-    def rules(self) -> dict[str, Rule]:
-        """By the names that it reads, the rules of those whose values it restricts: Annotated[int, Whole(1)]."""
-        takes = annotations_of(self.function, include_extras=True).items()
-        restricted = [
-            (self.reads[parameter], get_args(kind)) for parameter, kind in takes if get_origin(kind) is Annotated
-        ]
-        return {name: rule for name, (_, *extras) in restricted for rule in extras if isinstance(rule, Rule)}
+        parameters = inspect.signature(self.function).parameters.values()
+        return {each.name: self._resolved(each.annotation) for each in parameters}
 
     def returned(self) -> object:
         """What the function returns, or yields, likewise."""
-        returned = _resolved(self.function, inspect.signature(self.function).return_annotation)
+        returned = self._resolved(inspect.signature(self.function).return_annotation)
         if get_origin(returned) in (abc.AsyncIterator, abc.AsyncGenerator, abc.Awaitable, abc.Coroutine):
             return get_args(returned)[0 if self.opens else -1]
         return returned
-
-    def annotations(self) -> dict[str, object]:
-        """By the names that it reads and writes."""
-        return {self.reads[parameter]: kind for parameter, kind in self.takes().items()} | self.gives()
 
     def gives(self) -> dict[str, object]:
         """What each name that it writes is annotated as, likewise."""
@@ -95,15 +76,11 @@ class Stage(Generic[P, T_co]):
         fields = fields_of(returned) if isinstance(returned, type) else {}
         return {name: fields.get(given, UNKNOWN) for given, name in self.writes.items()}
 
+    def _resolved(self, annotation: object) -> object:
+        return resolved(annotation, inspect.unwrap(self.function).__globals__)
+
 
 AnyStage = Stage[..., object]
-
-
-class Source(NamedTuple):
-    """A place in the code."""
-
-    file: Path
-    line: int
 
 
 @overload
@@ -124,45 +101,28 @@ def stage(function: Callable[..., Any] | None = None, /, *, writes: str | tuple[
     def decorate(function: Callable[..., Any]) -> AnyStage:
         if not inspect.isfunction(inspect.unwrap(function)) or inspect.isgeneratorfunction(function):
             raise InvalidRequest(f"a stage is made of a function, a coroutine or an async generator: {function!r}")
-        name = function.__name__
-        _check_names(name, (name, *names))
-        reads = {parameter: parameter for parameter in parameters_of(function)}
-        return Stage(name, function, reads, optional_of(function), {written: written for written in names})
+        _check_names(function.__name__, names)
+        return reading(function, {name: name for name in names})
 
     return decorate if function is None else decorate(function)
 
 
-def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Those of a function whose arguments are looked up by name."""
-    parameters = inspect.signature(function).parameters
-    for parameter in parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+def reading(function: Callable[..., T_co], writes: Mapping[str, str]) -> Stage[..., T_co]:
+    """A function whose arguments are looked up by name: a stage, or the condition of a When, which writes nothing."""
+    parameters = inspect.signature(function).parameters.values()
+    for each in parameters:
+        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
             raise InvalidRequest(
                 f"what {function.__name__!r} reads must be plain parameters, whose names say what they are, without *, "
-                f"** or /: {parameter}"
+                f"** or /: {each}"
             )
-    return parameters
+    optional = frozenset(each.name for each in parameters if each.default is not each.empty)
+    return Stage(function.__name__, function, {each.name: each.name for each in parameters}, optional, writes)
 
 
-def optional_of(function: Callable[..., Any]) -> frozenset[str]:
-    """The parameters that have a default."""
-    parameters = parameters_of(function).values()
-    return frozenset(parameter.name for parameter in parameters if parameter.default is not parameter.empty)
-
-
-def annotations_of(function: Callable[..., Any], *, include_extras: bool = False) -> dict[str, object]:
-    """By parameter; UNKNOWN where one does not resolve."""
-    parameters = parameters_of(function).items()
-    return {name: _resolved(function, each.annotation, include_extras=include_extras) for name, each in parameters}
-
-
-def _resolved(function: Callable[..., Any], annotation: object, *, include_extras: bool = False) -> object:
-    return resolved(annotation, inspect.unwrap(function).__globals__, include_extras=include_extras)
-
-
-def _check_names(stage_name: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        if not name.isidentifier() or names[1:].count(name) > 1:
+def _check_names(stage_name: str, names: Collection[str]) -> None:
+    for name in (stage_name, *names):
+        if not name.isidentifier() or list(names).count(name) > 1:
             raise InvalidRequest(
                 f"names of stages and values are identifiers, each given once; stage {stage_name!r}: {name!r}"
             )

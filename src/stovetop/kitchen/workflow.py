@@ -7,10 +7,11 @@ loop writes belongs to its item, and is gone when the item leaves the loop.
 """
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from stovetop.durable import write_file
 from stovetop.errors import InvalidRequest, UnknownName
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 WORKFLOW_FILE = "workflow.json"  # in the run
+_Edit = Callable[[AnyStage | When], Sequence[AnyStage | When]]
 
 
 @dataclass(frozen=True, init=False)
@@ -38,8 +40,7 @@ class Workflow:
         check_kinds("a Workflow", nodes, Stage, When, Loop)
         if sum(isinstance(node, Loop) for node in nodes) > 1:
             raise InvalidRequest(f"a workflow has one loop at most; make two of it, one run after the other: {name!r}")
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "nodes", nodes)
+        vars(self).update(name=name, nodes=nodes)
 
     @property
     def stages(self) -> list[Placed]:
@@ -76,15 +77,14 @@ class Workflow:
 
     def describe(self) -> "Description":
         """Every stage, with what it reads and writes."""
-        rows = [StageRow.of(place) for place in self.stages]
         notes = [
             f"stage {stage.name!r}: types that are not known when it runs are not compared: {', '.join(unknown)}"
             for stage, *_ in self.stages
-            if (unknown := [name for name, kind in stage.annotations().items() if kind is UNKNOWN])
+            if (unknown := [name for name, kind in (stage.takes() | stage.gives()).items() if kind is UNKNOWN])
         ]
         if self.loop is not None and self.loop.depth != 0 and [each.together for each in self.loop.stations] == [False]:
             notes.insert(0, f"depth {self.loop.depth}, one station: nothing overlaps")
-        return Description(self.name, tuple(rows), tuple(notes))
+        return Description(self.name, tuple(map(StageRow.of, self.stages)), tuple(notes))
 
     # ---- edits
 
@@ -104,57 +104,46 @@ class Workflow:
 
     def replace(self, name: str, *new: AnyStage | When) -> "Workflow":
         """With others in the place of this stage. Where it is under a condition, so are they."""
-        return self._edited(name, "replace", new)
+        return self._edited(name, lambda node: _replaced(node, name, new))
 
     def remove(self, name: str) -> "Workflow":
         """Without this stage; a When or a Station that has no other disappears."""
-        return self._edited(name, "replace", ())
+        return self.replace(name)
 
     def insert_before(self, name: str, *new: AnyStage | When) -> "Workflow":
         """With others before this stage; where that is under a condition, before it and not under it."""
-        return self._edited(name, "before", new)
+        return self._edited(name, lambda node: (*new, node))
 
     def insert_after(self, name: str, *new: AnyStage | When) -> "Workflow":
         """With others after this stage; where that is under a condition, after it and not under it."""
-        return self._edited(name, "after", new)
+        return self._edited(name, lambda node: (node, *new))
 
-    def _edited(self, name: str, how: "_How", new: Sequence[AnyStage | When]) -> "Workflow":
+    def _edited(self, name: str, edit: _Edit) -> "Workflow":
+        """With others in the place of the node that is or holds this stage."""
         names = [each.stage.name for each in self.stages]
         if name not in names:
             raise UnknownName(f"stage of workflow {self.name!r}", name, names)
         if names.count(name) > 1:
             raise InvalidRequest(f"{names.count(name)} stages have this name; give one of them another: {name!r}")
-        nodes: list[Node] = []
-        for node in self.nodes:
-            if not isinstance(node, Loop):
-                nodes += _edited((node,), name, how, new)
-                continue
-            stations = [Station(*_edited(each.nodes, name, how, new), together=each.together) for each in node.stations]
-            kept = [station for station in stations if station.nodes]
-            nodes.append(Loop(node.items, *kept, depth=node.depth, carry=node.carry))
-        return Workflow(self.name, *nodes)
+
+        def edited(nodes: Sequence[Node]) -> Iterator[Any]:
+            for node in nodes:
+                if isinstance(node, Loop):
+                    stations = [Station(*edited(each.nodes), together=each.together) for each in node.stations]
+                    kept = [each for each in stations if each.nodes]
+                    yield Loop(node.items, *kept, depth=node.depth, carry=node.carry)
+                else:
+                    is_it = any(place.stage.name == name for place in placed([node]))
+                    yield from edit(node) if is_it else (node,)
+
+        return Workflow(self.name, *edited(self.nodes))
 
 
-_How = Literal["replace", "before", "after"]
-
-
-def _edited(
-    nodes: Sequence[AnyStage | When], name: str, how: _How, new: Sequence[AnyStage | When]
-) -> list[AnyStage | When]:
-    edited: list[AnyStage | When] = []
-    for node in nodes:
-        stages = node.stages if isinstance(node, When) else (node,)
-        if all(stage.name != name for stage in stages):
-            edited.append(node)
-        elif how != "replace":
-            edited += [*new, node] if how == "before" else [node, *new]
-        elif isinstance(node, When):
-            kept = [each for stage in stages for each in (new if stage.name == name else (stage,))]
-            check_kinds("a When", kept, Stage)
-            edited += [When(node.condition, *(each for each in kept if isinstance(each, Stage)))] if kept else []
-        else:
-            edited += new
-    return edited
+def _replaced(node: AnyStage | When, name: str, new: Sequence[AnyStage | When]) -> Sequence[AnyStage | When]:
+    if isinstance(node, Stage):
+        return new
+    stages: list[Any] = [each for stage in node.stages for each in (new if stage.name == name else (stage,))]
+    return [When(node.condition.function, *stages)] if stages else []
 
 
 # ---- as it is shown --------------------------------------------------------------------------------------------------
@@ -176,12 +165,11 @@ class StageRow:
     @classmethod
     def of(cls, place: Placed) -> Self:
         """That of a stage."""
-        stage = place.stage
+        stage, code = place.stage, inspect.unwrap(place.stage.function).__code__
         reads, writes = tuple(stage.reads.values()), tuple(stage.writes.values())
         optional = tuple(name for parameter, name in stage.reads.items() if parameter in stage.optional)
-        return cls(
-            stage.name, str(place), reads, optional, writes, stage.doc, str(stage.source.file), stage.source.line
-        )
+        file, line = code.co_filename, code.co_firstlineno
+        return cls(stage.name, str(place), reads, optional, writes, stage.doc, file, line)
 
 
 @dataclass(frozen=True)
