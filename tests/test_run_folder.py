@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,6 +130,7 @@ def test_a_second_writer_is_refused_at_once_and_told_who_the_first_is(tmp_path: 
     run = begun(tmp_path / "run")
     program = f"""
 import sys
+import threading
 from stovetop.run_folder import claimed
 with claimed({str(run)!r}, "resume"):
     print("open", flush=True)
@@ -203,7 +205,24 @@ def test_a_folder_is_not_deleted_while_a_run_within_it_is_written_to(tmp_path: P
     assert not inner.exists()
 
 
-def test_a_lock_without_a_name_in_it_is_still_a_lock(tmp_path: Path):
+def test_a_lock_that_its_holder_has_not_signed_yet_is_told_by_the_name_that_comes(tmp_path: Path):
+    """Not by that of a killed process, which is in the file until then."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as killed:
+        killed.wait(20)
+    with claimed(tmp_path / "run", "resume"):
+        file = tmp_path / "run" / LOCK_FILE
+        signed = file.read_text()
+        for before in ("", json.dumps({**json.loads(signed), "pid": killed.pid})):
+            file.write_text(before)
+            signs = threading.Timer(0.02, file.write_text, [signed])
+            signs.start()
+            with pytest.raises(InvalidRequest, match=rf"this process \(pid {os.getpid()} on "):
+                claim(tmp_path / "run")
+            signs.join(20)
+
+
+def test_a_lock_without_a_name_in_it_is_still_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("stovetop.run_folder.SECONDS_TO_SIGN", 0.01)
     with claimed(tmp_path / "run", "resume"):
         for damaged in ("", "[]", json.dumps({"pid": 1})):
             (tmp_path / "run" / LOCK_FILE).write_text(damaged)

@@ -34,6 +34,9 @@ CONFIG_FILE, METRICS_FILE, EVENTS_FILE, CHECKPOINTS_FILE, STATES_FOLDER = (
 )  # fmt: skip
 
 
+SECONDS_TO_SIGN, SECONDS_BETWEEN_LOOKS = 1.0, 0.002  # for the holder of a lock to say who it is
+
+
 class Content(Enum):
     """What a folder holds before a run is opened in it."""
 
@@ -234,10 +237,28 @@ def _sign(descriptor: int) -> None:
 
 
 def _holder(file: Path) -> str:
-    holder = _json_object(file)
+    """Who has just got the lock writes its name a moment later: until then the file has that of an earlier one, which
+    may have been killed, or none."""
+    give_up_s = time.monotonic() + SECONDS_TO_SIGN
+    while not _may_hold(holder := _json_object(file)) and time.monotonic() < give_up_s:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
     pid, host = holder.get("pid", "unknown"), holder.get("host", "an unknown host")
     who = "this process" if (pid, host) == (os.getpid(), socket.gethostname()) else "another process"
     return f"{who} (pid {pid} on {host}, since {holder.get('since', 'an unknown time')})"
+
+
+def _may_hold(holder: dict[str, object]) -> bool:
+    """Whether a process is named that may live: of another host, that is not known."""
+    pid = holder.get("pid")
+    if not isinstance(pid, int) or holder.get("host") != socket.gethostname():
+        return "host" in holder
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
 
 
 def _delete(path: Path, locks: ExitStack) -> None:
