@@ -54,6 +54,12 @@ def test_what_a_training_program_is_made_of_is_there_and_documented() -> None:
     assert {"supervised", "preference", "reinforcement", "distillation"} <= set(list_workflows())
 
 
+def test_every_error_is_a_name_of_the_package() -> None:
+    values = vars(tinker.errors).items()
+    defined = {name for name, value in values if isinstance(value, type) and issubclass(value, BaseException)}
+    assert defined <= set(tinker.__all__)
+
+
 def test_modules_are_imported_when_they_are_first_named() -> None:
     code = """
 import stovetop, sys

@@ -24,7 +24,7 @@ StovetopError
 
 Programs written for the SDK catch its names: `TinkerError` is StovetopError, an InvalidRequest is a `BadRequestError`,
 a missing checkpoint or run a `NotFoundError`, a checkpoint that exists a `ConflictError`. The others only a remote
-service raises.
+service raises. All are names of the package too: `except stovetop.QueueFull`.
 """
 
 import difflib
@@ -177,7 +177,7 @@ class Cancelled(StovetopError):
 
 class QueueFull(RateLimitError):
     """So much waits for the turns of this client that no more is accepted. Nothing was queued: wait for some of its
-    results, then call again."""
+    results, then call again. How much that is, `max_queued_calls` and `max_queued_tokens` of the ServiceClient say."""
 
 
 class CheckpointError(StovetopError):
