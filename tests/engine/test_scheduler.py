@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -280,3 +281,25 @@ def test_ten_thousand_ops_are_cancelled_in_no_time() -> None:
     assert all(scheduler.cancel(ticket) for ticket in reversed(tickets))
     assert scheduler.idle
     assert time.perf_counter() - begin_s < 2
+
+
+def test_saves_of_many_adapters_that_wait_at_the_gate_are_asked_for_once_a_turn() -> None:
+    scheduler, asked = Scheduler(PASS, share_passes=True), list[ops.Ticket]()
+
+    def no_room(ticket: ops.Ticket) -> bool:
+        asked.append(ticket)
+        return False
+
+    scheduler.may_begin = no_room
+    saves = [
+        ops.Ticket(number, ops.SaveAdapter(ops.AdapterId(f"saving {number}"), Path("s"), {}, True, False))
+        for number in range(300)
+    ]
+    steps = [ops.Ticket(300 + number, step("b")) for number in range(3)]
+    for ticket in (*saves, *steps):
+        scheduler.add(ticket)
+    assert [scheduler.next_turn() for _ in steps] == [[ticket] for ticket in steps]
+    assert asked == [saves[0]] * len(steps)
+    assert scheduler.idle
+    scheduler.may_begin = lambda ticket: True
+    assert [scheduler.next_turn() for _ in saves] == [[ticket] for ticket in saves]

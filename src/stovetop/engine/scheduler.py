@@ -8,10 +8,12 @@ other adapters of this queue and then of the next queues, which keep their place
 together likewise. So every queue has a turn in each round, and what one client has queued, however much it is, delays
 another's first op by one turn of each queue at most.
 
-A turn costs the same however much is queued: it looks at a bounded number of ready ops.
+A turn costs the same however much is queued: it looks at a bounded number of ready ops, and at those, one of each
+adapter at most, that wait at the gate.
 
 Sampling is not scheduled here: it reads frozen weights only, so it needs no order. Whose prompts and samples come next
-is in `sampling/turns.py`.
+is in `sampling/turns.py`, by another rule: there an item costs as much as it is long, and here a turn is one pass
+whatever is queued, so that going round is fair, and the line a dictionary.
 """
 
 from bisect import bisect_left, insort
@@ -32,6 +34,8 @@ class _Waiting:
     lane: str  # what keeps its order with it
     queue: str
     passes: deque[int]  # tokens of each that is left; none for an op that needs no pass
+    saves: bool
+    loads: bool
     has_begun: bool = False
     is_over: bool = False
 
@@ -65,7 +69,8 @@ class Scheduler:
         """`passes` are the tokens of each pass that the op needs."""
         op = ticket.op
         assert isinstance(op, ops.OrderedOp), "the others need no order"
-        waiting = _Waiting(ticket, ops.lane_of(op), ops.queue_of(op), deque(passes))
+        saves, loads = isinstance(op, ops.SaveAdapter), isinstance(op, ops.LoadingOp)
+        waiting = _Waiting(ticket, ops.lane_of(op), ops.queue_of(op), deque(passes), saves, loads)
         lane = self._lanes.get(waiting.lane, deque())
         place = len(lane)
         if isinstance(op, ops.LossAnswer) and op.scored is not None:
@@ -112,9 +117,16 @@ class Scheduler:
         return [waiting.ticket for waiting in turn]
 
     def _candidates(self) -> Iterator[_Waiting]:
+        """What saves or loads asks the gate; where that has no room for one save, it has none for the others."""
+        a_save_may_begin: bool | None = None
         for ready in self._line.values():
             for waiting in ready:
-                if not isinstance(waiting.ticket.op, ops.SaveAdapter | ops.LoadingOp) or self.may_begin(waiting.ticket):
+                if waiting.saves:
+                    if a_save_may_begin is None:
+                        a_save_may_begin = self.may_begin(waiting.ticket)
+                    if a_save_may_begin:
+                        yield waiting
+                elif not waiting.loads or self.may_begin(waiting.ticket):
                     yield waiting
 
     def _company(self, first: _Waiting, others: Sequence[_Waiting]) -> list[_Waiting]:
