@@ -32,6 +32,7 @@ from stovetop.client import SamplingClient, TrainingClient
 from stovetop.engine.engine import Engine
 from stovetop.engine.machine import keep_freed_memory
 from stovetop.engine.model.loading import load_model
+from stovetop.futures import when_done
 from stovetop.model_store import find_model
 
 STEP = st.AdamParams(learning_rate=1e-4)
@@ -93,7 +94,7 @@ def sample_beside(
         time.sleep(0.001)
     if name is not None:
         asked_s, saving = time.perf_counter(), client.save_state(name)
-        saving.future().add_done_callback(lambda _: saved.append(time.perf_counter() - asked_s))
+        when_done(saving.future(), lambda _: saved.append(time.perf_counter() - asked_s))
     saved: list[float] = []
     sampling.result()
     sample_s = time.perf_counter() - start_s
@@ -106,9 +107,7 @@ def sample_beside(
     return {
         "sample": sample_s,
         "longest step": max(seconds for seconds, _ in steps),
-        "save step": max(0.0, sum(saves) - typical_s * len(saves)),
-        "save": saved_s,
-    }
+    } | ({} if name is None else {"save step": max(0.0, sum(saves) - typical_s * len(saves)), "save": saved_s})
 
 
 def step_after(engine: Timed, client: TrainingClient, name: str | None) -> float:
@@ -149,8 +148,7 @@ def main() -> None:
                 seen[f"optimizer's step, {what}"].append(step_after(engine, client, name))
     print(f"{arguments.model}, rank {arguments.rank}, {arguments.threads} threads, {arguments.rounds} rounds")
     for measure, values in seen.items():
-        if any(values):
-            print(f"{measure:40} {statistics.median(values):8.3f} s   worst {max(values):.3f}")
+        print(f"{measure:40} {statistics.median(values):8.3f} s   worst {max(values):.3f}")
 
 
 if __name__ == "__main__":

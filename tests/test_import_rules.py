@@ -63,7 +63,7 @@ ENGINE_LINES = [
     ["files"],
     ["lora"],
     ["kernels"],
-    ["ops", "machine"],
+    ["ops", "machine", "containment"],
 ]
 
 ROOT = "stovetop"  # the package itself, as in `import stovetop` or `from stovetop import AdamParams`

@@ -223,6 +223,9 @@ class TrainingClient(Protocol):
         thread that the function starts itself it does wait, and `cancel()` of the future ends that. What the function
         raises fails this call, and so does a loss that is not one finite number: no gradient is added, and the next
         optim_step says why.
+
+        Give tensors that it makes their dtype: the default one belongs to the whole process, and is another while
+        transformers makes a model in bfloat16.
         """
         ...
 

@@ -38,7 +38,7 @@ class APIFuture(Generic[T]):
     async def result_async(self, timeout: float | None = None) -> T:
         self._refuse_in_fork("result_async")
         async with asyncio.timeout(take(_TIMEOUT, timeout, "result_async: timeout")):
-            return await asyncio.wrap_future(self._future)
+            return await asyncio.wrap_future(_linked(self._future))
 
     def __await__(self) -> Generator[object, None, T]:
         return self.result_async().__await__()
@@ -47,8 +47,9 @@ class APIFuture(Generic[T]):
         return await self
 
     def future(self) -> "concurrent.futures.Future[T]":
-        """The same result as a future of the standard library. A callback that is added to it runs in the thread that
-        brings the results of all calls: it may make calls, and is refused to wait for one that is not done."""
+        """The same result as a future of the standard library. Callbacks on the futures of one client run in a thread
+        of their own, one after the other, in the order in which the results come. They may take long, make calls and
+        wait for them; `close()` of the service waits for those that run, five minutes at most."""
         return self._future
 
     def __reduce__(self) -> NoReturn:
@@ -80,36 +81,38 @@ class ClientFuture(APIFuture[T]):
         return getattr(self.result(), name)
 
 
+HandOver = Callable[[str, Callable[[], object]], None]  # a callback, to what runs those of this owner
+
+
 class AnsweringThread(threading.Thread):
-    """A thread that brings results of calls, and so calls the callbacks on their futures."""
+    """A thread that brings results of calls. What users do with them, it hands over to other threads."""
 
-
-def in_answering_thread() -> bool:
-    return isinstance(threading.current_thread(), AnsweringThread)
+    def __init__(self, target: Callable[[], None], name: str, hand_over: HandOver) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self.hand_over = hand_over
 
 
 class _Answer(concurrent.futures.Future[T]):
-    """A future whose callbacks cannot keep its answer from each other, nor end the thread that brings it: the library
-    logs what is raised in one of them if it is an Exception, and lets the rest go by, sys.exit() for one. Nor can they
-    wait for an answer that would come from the thread in which they run."""
+    """A future whose callbacks cannot hold the thread that brings its answer, keep it from each other, or end that
+    thread: the library logs what is raised in one of them if it is an Exception, and lets the rest go by, sys.exit()
+    for one."""
 
-    def result(self, timeout: float | None = None) -> T:
-        self._refuse_in_callback("result")
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._refuse_in_callback("exception")
-        return super().exception(timeout)
-
-    def _refuse_in_callback(self, what: str) -> None:
-        if not self.done() and in_answering_thread():
-            raise InvalidRequest(
-                f"{what}: a callback on a future runs in the thread that brings the results of all calls, so it cannot "
-                "wait for one; wait in a thread of your own, or add a callback to this future too"
-            )
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self._owner = owner
 
     def add_done_callback(self, fn: "Callable[[concurrent.futures.Future[T]], object]") -> None:
-        super().add_done_callback(partial(_contained, fn))
+        super().add_done_callback(partial(_call_elsewhere, self._owner, fn))
+
+
+def _call_elsewhere(
+    owner: str, callback: "Callable[[concurrent.futures.Future[T]], object]", done: "concurrent.futures.Future[T]"
+) -> None:
+    thread = threading.current_thread()
+    if isinstance(thread, AnsweringThread):
+        thread.hand_over(owner, partial(callback, done))
+    else:
+        _contained(callback, done)
 
 
 def _contained(
@@ -121,11 +124,36 @@ def _contained(
         log.exception("a callback on the future of a call raised")
 
 
-def pending() -> "concurrent.futures.Future[Any]":
-    """A future that nobody can cancel: what was queued will be done."""
-    future: concurrent.futures.Future[Any] = _Answer()
+def when_done(
+    future: "concurrent.futures.Future[T]", function: "Callable[[concurrent.futures.Future[T]], object]"
+) -> None:
+    """Calls `function` with the future when it is done, in the thread that brings its result: for what is quick, and no
+    user's."""
+    concurrent.futures.Future[T].add_done_callback(future, partial(_contained, function))
+
+
+def pending(owner: str = "") -> "concurrent.futures.Future[Any]":
+    """A future that nobody can cancel: what was queued will be done. Callbacks on those of one owner, a client, run one
+    after the other."""
+    future: concurrent.futures.Future[Any] = _Answer(owner)
     future.set_running_or_notify_cancel()
     return future
+
+
+def _linked(future: "concurrent.futures.Future[T]") -> "concurrent.futures.Future[T]":
+    """A future of the library with the same result, for asyncio's callback, which is quick."""
+    link: concurrent.futures.Future[T] = concurrent.futures.Future()
+    link.set_running_or_notify_cancel()
+
+    def pass_on(done: "concurrent.futures.Future[T]") -> None:
+        error = done.exception()
+        if error is None:
+            link.set_result(done.result())
+        else:
+            link.set_exception(error)
+
+    when_done(future, pass_on)
+    return link
 
 
 def then(future: "concurrent.futures.Future[S]", function: Callable[[S], T]) -> "concurrent.futures.Future[T]":
@@ -139,7 +167,7 @@ def then(future: "concurrent.futures.Future[S]", function: Callable[[S], T]) -> 
         except BaseException as error:  # whatever it is, it has to reach the one who waits
             following.set_exception(error)
 
-    future.add_done_callback(follow)
+    when_done(future, follow)
     return following
 
 

@@ -5,7 +5,7 @@ Shapes: `N` tokens of one datum, `K` targets per position.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from stovetop.losses import CrossEntropy, Loss
 from stovetop.model_input import ImageChunk, ModelInput
 from stovetop.rules import Instance, ListOf, Whole, is_a, shown
 from stovetop.tensors import TensorData
-from stovetop.types import Datum, SamplingParams
+from stovetop.types import Datum, LoraConfig, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,15 @@ class ModelLimits:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+def check_lora(config: LoraConfig, untrainable: Mapping[str, str]) -> None:
+    """Refuses an adapter one of whose flags would do nothing, or do it in part. `untrainable` are the parts that no
+    adapter of this base model can train, with the reason."""
+    wanted = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}
+    for part, reason in untrainable.items():
+        if wanted[part]:
+            raise InvalidRequest(f"train_{part}=True cannot be honoured by this base model: {reason}; pass False")
 
 
 def check_data(data: Sequence[Datum], loss: Loss, limits: ModelLimits) -> None:

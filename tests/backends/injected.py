@@ -19,7 +19,7 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
-from stovetop.futures import APIFuture
+from stovetop.futures import APIFuture, when_done
 from stovetop.losses import CrossEntropy
 from stovetop.types import Datum, LoraConfig, ModelInput, SampleResponse, SamplingParams, TensorData
 
@@ -209,9 +209,9 @@ def run(saved: Path, folder: Path, target: Place | None = None, error: type[Base
     asked = [Asked(owner, op, thread.call(type(op).__name__, op, plain)) for owner, op in program(saved, folder)]
     counts = [Counted() for _ in asked]
     for each, count in zip(asked, counts, strict=True):
-        each.future.future().add_done_callback(count)
+        when_done(each.future.future(), count)
     asked[TO_CANCEL].future.cancel()
-    asked[BEFORE_STOP].future.future().add_done_callback(lambda _: asked[TO_STOP].future.cancel())
+    when_done(asked[BEFORE_STOP].future.future(), lambda _: asked[TO_STOP].future.cancel())
     may_open.set()
     answers = [_answer(each.future) for each in asked]
     thread.finish().result(30)

@@ -15,12 +15,16 @@ from stovetop.errors import Cancelled
 
 ERRORS = [Exception, SystemExit, MemoryError, KeyboardInterrupt, RuntimeError, GeneratorExit]
 NUM_SHARES = 4  # of all places, for as many processes
+CONTAINMENT = "/engine/containment.py"
 OURS = (
     "/engine/engine.py",
     "/engine/scheduler.py",
     "/engine/ops.py",
     "/engine/residency.py",
+    CONTAINMENT,
     "/backends/engine_thread.py",
+    "/backends/accepted.py",
+    "/backends/queues.py",
     "/backends/interruption.py",
     "/backends/expected.py",
     "/futures.py",
@@ -78,9 +82,11 @@ def check_steps(found: Outcome, expected: Outcome, owner: str, num_steps: int | 
 
 
 def is_of_the_whole(place: Place) -> bool:
-    """Whether what raises there may end the engine: the files that are not about one op, and what cancels."""
+    """Whether what raises there may end the engine: the files that are not about one op, the beginning of what cancels,
+    and what ends a failure, which cannot end its own."""
     return (
         place.caller.co_filename.removeprefix(PACKAGE) in OURS
+        or place.called.co_filename.removeprefix(PACKAGE) == CONTAINMENT
         or place.called.co_name == "cancel"
         or place.caller.co_name in ("idle", "weights_in_use", "tickets")  # asked between the work on two tickets
     )
@@ -107,6 +113,20 @@ def test_an_exception_at_some_of_the_calls_that_a_step_makes(
 ) -> None:
     places = random.Random(0).sample(list(without_faults.watch.places), 6)
     inject(places, without_faults, saved, tmp_path, 0)
+
+
+@pytest.mark.parametrize("called", ["close", "_take_out"])
+def test_an_exception_while_a_running_sample_is_stopped_ends_nothing_else(
+    called: str, without_faults: Outcome, saved: Path, tmp_path: Path
+) -> None:
+    (place,) = (
+        place
+        for place in without_faults.watch.places
+        if place.caller.co_qualname == "Sampler.cancel" and place.called.co_name == called
+    )
+    found = run(saved, tmp_path, place, RuntimeError)
+    assert found.failed is None
+    check(found, without_faults, RuntimeError)
 
 
 @pytest.mark.slow

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from custom_losses import Gate, another
 from examples import datum
+from providers import Provider
 from wrong_values import PROMPT
 
 from engine import tiny
@@ -138,6 +140,42 @@ def test_an_adapter_and_frozen_weights_go_with_their_clients(tmp_path: Path) -> 
         assert eventually(lambda: not engine._frozen)  # pyright: ignore[reportPrivateUsage]
         kept.forward_backward([datum()], "cross_entropy")
         assert kept.optim_step(AdamParams()).result(timeout=20).metrics["grad_norm"] > 0
+
+
+def kept_by(engine: Any) -> tuple[int, int]:
+    """How many adapters and frozen weights an engine has."""
+    adapters = engine.adapters
+    return (len(adapters), len(engine._frozen)) if isinstance(adapters, dict) else (
+        len(adapters.by_id), len(adapters.frozen)
+    )  # fmt: skip
+
+
+def test_what_a_client_drops_while_its_custom_loss_runs_goes_and_the_adapter_goes_after_it(
+    provider: Provider, tmp_path: Path
+) -> None:
+    with provider.open(tmp_path, LOCAL_DISK) as service:
+        client: Any = another(provider, service)
+        engine = client._base.thread.engine
+        frozen: Any = client.save_weights_and_get_sampling_client().result()
+        assert kept_by(engine) == (1, 1)
+        gate = Gate()
+        loss = client.forward_backward_custom([datum()], gate)
+        assert gate.begun.wait(10)
+        try:
+            sample = frozen.sample(PROMPT, 1, SamplingParams(max_tokens=2, seed=1))
+            del frozen
+            assert len(sample.result(10).sequences) == 1
+            gc.collect()
+            assert eventually(lambda: kept_by(engine) == (1, 0)), "no loss holds frozen weights"
+            del client
+            gc.collect()
+            assert another(provider, service).forward([datum()], "cross_entropy").result(10).metrics
+            assert kept_by(engine)[0] >= 1, "the adapter is there for its loss"
+        finally:
+            gate.opened.set()
+        assert loss.result(10).metrics["loss:sum"] > 0
+        gc.collect()
+        assert eventually(lambda: kept_by(engine) == (0, 0))
 
 
 def test_the_embedded_backend_lets_its_model_go(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stovetop.backends import recording
 from stovetop.backends.endings import SECONDS_TO_FINISH, stop
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.interruption import Interrupted, Interruptible
@@ -154,3 +155,30 @@ def test_what_an_engine_had_handed_out_before_it_died_is_written_and_acknowledge
     with pytest.raises(RequestFailedError, match="a fault of ours"):
         fatal.result(30)
     thread.finish().result(30)
+
+
+def test_a_save_and_a_callback_for_which_the_system_has_no_thread_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples import datum
+
+    start, refused, seen = threading.Thread.start, list[str](), list[str]()
+
+    def no_thread(thread: threading.Thread) -> None:
+        if thread.name.startswith(("writer", "callbacks")) and refused.count(thread.name) < 1:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with recording.open_service(tmp_path, latency_s=0.02) as service:
+        client = service.create_lora_training_client("m").result()
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RequestFailedError, match=r"save_state .* can't start new thread"):
+            client.save_state("a").result(30)
+        assert client.save_state("b").result(30).path
+        for name in ("first", "second"):
+            future = client.forward([datum()], "cross_entropy")
+            future.future().add_done_callback(lambda _, name=name: seen.append(name))
+            future.result(30)
+    assert seen == ["first", "second"]
+    assert len(refused) == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stovetop.backends.callbacks import Callbacks
 from stovetop.backends.endings import Crew
 from stovetop.backends.snapshot_writer import MAX_WAITING, SnapshotWriter
 from stovetop.errors import ServiceClosed
@@ -32,9 +33,14 @@ class Slow:
             raise self.error
 
 
+def new_writer() -> SnapshotWriter:
+    crew = Crew()
+    return SnapshotWriter("of this test", crew, Callbacks(crew).add)
+
+
 @pytest.fixture
 def writer() -> Iterator[SnapshotWriter]:
-    made = SnapshotWriter("of this test", Crew())
+    made = new_writer()
     yield made
     made.close()
 
@@ -110,7 +116,7 @@ def test_what_a_callback_raises_is_logged_and_the_next_is_written(
 
 
 def test_close_writes_what_is_there() -> None:
-    writer, snapshots = SnapshotWriter("x", Crew()), [Slow(), Slow()]
+    writer, snapshots = new_writer(), [Slow(), Slow()]
     answers = put(writer, *snapshots)
     threading.Timer(0.02, free, snapshots).start()
     writer.close()
@@ -118,7 +124,7 @@ def test_close_writes_what_is_there() -> None:
 
 
 def test_drop_finishes_what_is_being_written_and_fails_the_rest_with_the_reason() -> None:
-    writer, snapshots, reason = SnapshotWriter("x", Crew()), [Slow(), Slow(), Slow()], ServiceClosed("dropped")
+    writer, snapshots, reason = new_writer(), [Slow(), Slow(), Slow()], ServiceClosed("dropped")
     answers = put(writer, *snapshots)
     assert snapshots[0].begun.wait(LIMIT_S)
     threading.Timer(0.02, free, snapshots).start()
@@ -129,7 +135,7 @@ def test_drop_finishes_what_is_being_written_and_fails_the_rest_with_the_reason(
 
 
 def test_a_writer_that_never_wrote_ends_at_once() -> None:
-    writer = SnapshotWriter("x", Crew())
+    writer = new_writer()
     writer.close()
     writer.drop_waiting(ServiceClosed("dropped"))
 

@@ -1,14 +1,16 @@
 """Calls that are taken back, and queues that are full; every backend."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from custom_losses import another, held
 from examples import datum
 from providers import Provider
 
-from stovetop.backends import engine_thread
 from stovetop.client import ServiceClient, TrainingClient
+from stovetop.durable import LOCAL_DISK
 from stovetop.errors import Cancelled, QueueFull
 from stovetop.types import AdamParams, ModelInput, SamplingParams
 
@@ -64,30 +66,24 @@ def fill(trainer: TrainingClient, waiting: list[Any]) -> None:
 
 
 def test_a_full_queue_refuses_at_the_call_and_has_room_again_when_results_are_there(
-    trainer: TrainingClient, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engine_thread, "MAX_OPS", 3)
-    goes_on = threading.Event()
-
-    def loss_fn(data: Any, logprobs: Any) -> Any:
-        assert goes_on.wait(30)
-        return sum(own.sum() for own in logprobs), {}
-
-    held = trainer.forward_backward_custom([datum()], loss_fn)
-    waiting: list[Any] = []
-    with pytest.raises(QueueFull, match=r"forward .*at most 3 calls .* may wait; wait for their results.*: 3 wait"):
-        fill(trainer, waiting)
-    goes_on.set()
-    for future in (held, *waiting):
-        future.result(30)
-    trainer.forward([datum()], "cross_entropy").result(30)
+    with provider.open(tmp_path, LOCAL_DISK, max_queued_calls=3) as service:
+        trainer, waiting = another(provider, service), list[Any]()
+        told = r"forward .*at most 3 calls .* may wait \(max_queued_calls .*\); wait for their results.*: 3 wait"
+        with held(trainer) as (_, future):
+            with pytest.raises(QueueFull, match=told):
+                fill(trainer, waiting)
+            another(provider, service).forward([datum()], "cross_entropy").result(30)  # a queue for each client
+        for each in (future, *waiting):
+            each.result(30)
+        trainer.forward([datum()], "cross_entropy").result(30)
 
 
-def test_a_queue_that_holds_too_many_tokens_refuses_more(
-    trainer: TrainingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_that_holds_too_many_tokens_refuses_more(provider: Provider, tmp_path: Path) -> None:
     """But not the first, however large it is."""
-    monkeypatch.setattr(engine_thread, "MAX_TOKENS", 1)
-    trainer.forward([datum()], "cross_entropy").result(30)
-    with pytest.raises(QueueFull, match="with 1 tokens may wait"):
-        fill(trainer, [])
+    with provider.open(tmp_path, LOCAL_DISK, max_queued_tokens=1) as service:
+        trainer = another(provider, service)
+        trainer.forward([datum()], "cross_entropy").result(30)
+        with pytest.raises(QueueFull, match="with 1 tokens may wait"):
+            fill(trainer, [])

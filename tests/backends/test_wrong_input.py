@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -466,13 +465,3 @@ def test_a_stop_string_is_refused_where_the_model_has_no_tokenizer(tmp_path: Pat
         with pytest.raises(InvalidRequest, match=r"sample: SamplingParams.stop has strings, but .*no tokenizer"):
             sampler.sample(PROMPT, 1, SamplingParams(max_tokens=2, stop=["x"]))
         assert sampler.sample(PROMPT, 1, SamplingParams(max_tokens=2, stop=[5])).result().sequences
-
-
-def test_a_rank_that_memory_cannot_hold_is_refused_with_the_largest_that_it_can(tmp_path: Path) -> None:
-    from engine import tiny
-
-    engine = tiny.engine()
-    sizes = [SimpleNamespace(part=t.part, num_inputs=10**9, num_outputs=10**9) for t in engine._model.targets]
-    engine._model = SimpleNamespace(targets=sizes, untrainable={}, device=engine._model.device)
-    with pytest.raises(InvalidRequest, match=r"rank must be at most 0: each rank .* bytes, .* are available: 32"):
-        engine.check_lora(types.LoraConfig())

@@ -74,7 +74,6 @@ class Recorder:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.description = engine.description
-        self.check_lora = engine.check_lora
         self.set_gate = engine.set_gate
         self.cancel = engine.cancel
         self.get_tokenizer = engine.get_tokenizer

@@ -1,5 +1,6 @@
 """The engine as a whole: order, isolation of adapters, failures."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from engine import tiny
 from stovetop.durable import read_folder
 from stovetop.engine import ops
-from stovetop.engine.lora.weights import chosen
+from stovetop.engine.engine import Engine
+from stovetop.engine.model.targets import untrainable_parts
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import LoraConfig, ModelInput, SamplingParams
@@ -54,13 +56,27 @@ def test_a_step_does_one_training_op_and_one_token() -> None:
 
 
 def test_a_flag_that_would_do_nothing_is_refused() -> None:
-    engine = tiny.engine()
     model = tiny.base_model()
+    assert model.untrainable == {}
     attn_only = [target for target in model.targets if target.part == "attn"]
-    with pytest.raises(InvalidRequest, match="train_mlp=True cannot be honoured"):
-        chosen(LoraConfig(train_unembed=False), attn_only, {})
-    assert len(chosen(LoraConfig(train_mlp=False, train_unembed=False), attn_only, {})) == len(attn_only)
+    untrainable = untrainable_parts(model.layers, attn_only)
+    assert untrainable == {"mlp": "it has no such linear", "unembed": "it has no such linear"}
+    engine = Engine(replace(model, targets=attn_only, untrainable=untrainable))
+    assert engine.description.untrainable == untrainable
+    with pytest.raises(InvalidRequest, match="train_mlp=True cannot be honoured by this base model: it has no such"):
+        tiny.create(engine, LoraConfig(train_unembed=False))
+    only = tiny.create(engine, LoraConfig(rank=2, train_mlp=False, train_unembed=False))
+    assert len(only.weights.tensors) == 2 * len(attn_only)
+
+
+def test_a_rank_that_memory_cannot_hold_is_refused_with_the_largest_that_it_can() -> None:
+    model = tiny.base_model()
+    wide = [replace(target, num_inputs=10**9, num_outputs=10**9) for target in model.targets]
+    engine = Engine(replace(model, targets=wide), max_adapter_bytes=0)
+    with pytest.raises(InvalidRequest, match=r"rank must be at most 0: each rank .* bytes, .* are available: 32"):
+        tiny.create(engine, LoraConfig())
     assert engine.idle
+    assert not engine.adapters.by_id
 
 
 def test_what_saves_or_loads_waits_at_the_gate_with_what_comes_after_it_and_nothing_else_does(tmp_path: Path) -> None:

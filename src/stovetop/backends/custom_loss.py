@@ -18,14 +18,15 @@ import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stovetop.backends.accepted import settle
 from stovetop.backends.endings import Helper
-from stovetop.backends.engine_thread import EngineThread, settle
+from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.expected import Expected, enter, is_within
 from stovetop.checks import take
 from stovetop.client import CustomLossFn
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, InvalidRequest, ServiceClosed
-from stovetop.futures import APIFuture, pending
+from stovetop.futures import APIFuture, pending, when_done
 from stovetop.rules import ANY_NUMBER, DictOf, shown
 from stovetop.types import Datum, ForwardBackwardOutput, TensorData
 
@@ -64,7 +65,7 @@ class _Call:
     def __init__(
         self, losses: CustomLosses, what: str, data: Sequence[Datum], loss_fn: CustomLossFn, scored: ops.ScoreId
     ) -> None:
-        self.future = pending()
+        self.future = pending(losses.adapter)
         self._losses = losses
         self._what = what
         self._data = data
@@ -82,7 +83,7 @@ class _Call:
         except BaseException:  # the queue is full
             losses.thread.forget_expected(self._expected)
             raise
-        self._score.future().add_done_callback(lambda done: self._without_scores(done.exception()))
+        when_done(self._score.future(), lambda done: self._without_scores(done.exception()))
 
     def cancel(self) -> None:
         """Until the gradients are on their way, nothing was added."""
@@ -155,7 +156,7 @@ class _Call:
         else:
             with contextlib.suppress(ServiceClosed):  # the engine has ended meanwhile, and with it the call
                 told = thread.call_expected(self._expected, answer)
-                told.add_done_callback(lambda done: self._settle(done.exception() or result))
+                when_done(told, lambda done: self._settle(done.exception() or result))
         thread.forget_expected(self._expected)
 
     def _settle(self, result: BaseException | ForwardBackwardOutput) -> None:
@@ -198,11 +199,13 @@ def _settings_kept() -> Generator[None]:
     """What a loss changes of torch in the whole process ends with it. All else that changes results is its thread's."""
     import torch
 
-    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    from stovetop.engine.machine import SHARED
+
+    dtype, precision = SHARED.default_dtype, torch.get_float32_matmul_precision()
     try:
         yield
     finally:
-        torch.set_default_dtype(dtype)
+        SHARED.restore_default_dtype(dtype)  # not what it was while a model was loaded
         torch.set_float32_matmul_precision(precision)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Protocol
 
 from stovetop.backends.interruption import Interrupted, Interruptible
-from stovetop.futures import in_answering_thread
 
 SECONDS_TO_FINISH = 0.5  # for what runs when the rest is dropped; after that it is interrupted
 SECONDS_TO_STOP = 60.0  # for a library in C++ to come back to Python, which takes as long as its longest call
@@ -45,8 +44,8 @@ class Ending(Protocol):
 
 def wait_for(work: Ending, timeout_s: float | None = None) -> bool:
     """Waits until its thread has ended. Whether there is nothing to wait for: so too before it has started, and in the
-    thread itself, or another one for which it may wait."""
-    if work.thread.ident is None or work.thread is threading.current_thread() or in_answering_thread():
+    thread itself."""
+    if work.thread.ident is None or work.thread is threading.current_thread():
         return True
     give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
     # Not `join`: where Ctrl-C interrupts one, CPython 3.11 takes a thread that still runs for one that has ended.
@@ -104,12 +103,7 @@ class Helper:
         self.thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         self._crew = crew
         self._work = Interruptible()
-        crew.add(self)
-        try:
-            self.thread.start()
-        except BaseException:  # the system has no thread to give
-            crew.leave(self)
-            raise
+        crew.start(self)
 
     def drop(self, reason: str, *, warn: bool = True) -> None:
         """It has begun."""
@@ -138,13 +132,18 @@ class Crew:
         # A thread of the crew keeps it alive: so this is called at the program's end, or when there is nothing to end.
         weakref.finalize(self, _end_with_program, self._works, os.getpid())
 
-    def add(self, work: Ending) -> None:
-        """Before its thread starts."""
+    def start(self, work: Ending) -> None:
+        """Its thread starts, as one of the crew. Where the system has no thread to give, it is as before."""
         with self._lock:
-            self._works.add(work)
             if not self._watched:
                 threading.Thread(target=self._watch, name="watch of the main thread", daemon=True).start()
                 self._watched = True
+            self._works.add(work)
+        try:
+            work.thread.start()
+        except BaseException:
+            self.leave(work)
+            raise
 
     def leave(self, work: Ending) -> None:
         """As the last thing that its thread does."""

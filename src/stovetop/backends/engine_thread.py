@@ -10,75 +10,73 @@ import logging
 import os
 import queue
 import threading
-import traceback
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from stovetop.backends.accepted import Accepted, Check, Finish
+from stovetop.backends.callbacks import Callbacks
 from stovetop.backends.endings import Crew
-from stovetop.backends.expected import AllExpected, Expected
+from stovetop.backends.expected import SECONDS_AFTER_CLOSE, AllExpected, Expected
 from stovetop.backends.interruption import Interrupted, Interruptible
+from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds, Queues, Waiting
 from stovetop.backends.snapshot_writer import SnapshotWriter
 from stovetop.engine import ops
-from stovetop.errors import Cancelled, CheckpointError, QueueFull, RequestFailedError, ServiceClosed, StovetopError
+from stovetop.engine.containment import Contained, forget_frames
+from stovetop.errors import ServiceClosed, StovetopError
 from stovetop.futures import AnsweringThread, APIFuture, pending, refuse_in_fork
 
 log = logging.getLogger(__name__)
 
 
-MAX_OPS, MAX_TOKENS = 2**16, 2**31  # that one queue may hold
-
 CLOSED = "this client's service is closed; make a new ServiceClient"
-
-Check = Callable[[ops.Engine], None]  # raises what a call is refused with
-
-
-class Waiting(NamedTuple):
-    """How full a queue is."""
-
-    num_ops: int = 0
-    num_tokens: int = 0  # to be computed and drawn
 
 
 class EngineThread:
-    """Owns an engine and steps it. `call` may be used from any thread; futures resolve in the engine's, and those of
-    saves in the writer's.
+    """Owns an engine and steps it. `call` may be used from any thread; futures resolve in the engine's, those of saves
+    in the writer's, and callbacks that users add to them run in threads of their own.
 
     Consumes messages from its inbox, produces results of futures; waits when there is nothing to do; stopped by
     `finish`, which finishes what was accepted, or by `drop` and `interrupt`, which do not begin what has not begun. An
     engine that raises is dead: all calls are answered with the cause, later ones refused.
     """
 
-    def __init__(self, open_engine: Callable[[], ops.Engine], name: str, crew: Crew | None = None) -> None:
+    def __init__(
+        self,
+        open_engine: Callable[[], ops.Engine],
+        name: str,
+        crew: Crew | None = None,
+        bounds: QueueBounds = USUAL_BOUNDS,
+    ) -> None:
         """`name`: of the base model. The threads of one crew end together when the program ends."""
         self.name = name
         self.crew = crew or Crew()
         self.loaded: Future[ops.Engine] = pending()
         self._process = os.getpid()
         self._inbox: queue.SimpleQueue[Callable[[ops.Engine], None]] = queue.SimpleQueue()
-        self._at_work: dict[ops.Ticket, _Accepted] = {}  # what the engine has
+        self._at_work: dict[ops.Ticket, Accepted] = {}  # what the engine has
         # Protects what follows, so that nothing is put behind the end of the inbox. Reentrant: whoever has it may be
         # interrupted by the garbage collector, which ends what it finds.
         self._lock = threading.RLock()
         self._closed = False
         self._dropped: ServiceClosed | None = None  # why what has not begun is not done
         self._failed: BaseException | None = None
-        self._unanswered: set[_Accepted] = set()
+        self._unanswered: set[Accepted] = set()
         self._expected = AllExpected()
-        self._waiting: dict[str, Waiting] = {}  # by queue
+        self._queues = Queues(bounds)
         self._warns = True  # that calls were dropped; the thread knows how many when it ends
         self._ends = False  # when all that was accepted is done
         self._work = Interruptible()
-        self._writer = SnapshotWriter(name, self.crew)
+        self.callbacks = Callbacks(self.crew)  # of users, on the futures of calls
+        self._writer = SnapshotWriter(name, self.crew, self.callbacks.add)
         self._ended: Future[None] = pending()
         self.thread: threading.Thread = AnsweringThread(
-            target=self._run, args=(open_engine,), name=f"engine {name}", daemon=True
+            partial(self._run, open_engine), f"engine {name}", self.callbacks.add
         )
-        self.crew.add(self)
-        self.thread.start()
+        self.crew.start(self)
 
     @property
     def engine(self) -> ops.Engine:
@@ -95,7 +93,7 @@ class EngineThread:
     def waiting(self) -> Mapping[str, Waiting]:
         """How full each queue is, where something waits or is at work."""
         with self._lock:
-            return dict(self._waiting)
+            return dict(self._queues.waiting)
 
     @property
     def closed(self) -> bool:
@@ -106,7 +104,7 @@ class EngineThread:
         self,
         what: str,
         op: ops.Op,
-        finish: "Finish" = lambda result: result,
+        finish: Finish = lambda result: result,
         check: Check | None = None,
         *,
         after: "Sequence[Future[Any]]" = (),
@@ -117,10 +115,10 @@ class EngineThread:
         may."""
         self.require_open()
         if check is not None and self.loaded.done():
-            check(self.engine)
+            check(self.engine.description)
         with self._lock:
             self.require_open()
-            self._check_room(what, op)
+            self._queues.check_room(what, op)
             accepted = self._accept(what, op, finish, check, after)
         return APIFuture(accepted.future, partial(self._cancel, accepted))
 
@@ -196,45 +194,37 @@ class EngineThread:
         """What is still to be done may call more."""
         return self._closed and not self._expected.called_from_within()
 
-    def _check_room(self, what: str, op: ops.Op) -> None:
-        waiting, num_tokens = self._waiting.get(ops.queue_of(op), Waiting()), ops.num_tokens(op)
-        if waiting.num_ops >= MAX_OPS or (waiting.num_ops > 0 and waiting.num_tokens + num_tokens > MAX_TOKENS):
-            raise QueueFull(
-                f"{what}: at most {MAX_OPS:,} calls with {MAX_TOKENS:,} tokens may wait; wait for their results, "
-                f"then call again: {waiting.num_ops:,} wait, with {waiting.num_tokens:,} tokens"
-            )
-
     def _accept(
         self,
         what: str,
         op: ops.Op,
-        finish: "Finish",
+        finish: Finish,
         check: Check | None = None,
         after: "Sequence[Future[Any]]" = (),
-    ) -> "_Accepted":
-        accepted = _Accepted(what, op, finish, pending(), check, after)
+    ) -> Accepted:
+        accepted = Accepted(what, op, finish, pending(ops.queue_of(op)), check, after)
         self._unanswered.add(accepted)
-        self._count(op, 1)
+        self._queues.add(op)
         self._inbox.put(partial(self._submit, accepted))
         return accepted
-
-    def _count(self, op: ops.Op, sign: int) -> None:
-        name = ops.queue_of(op)
-        before = self._waiting.pop(name, Waiting())
-        after = Waiting(before.num_ops + sign, before.num_tokens + sign * ops.num_tokens(op))
-        if after.num_ops > 0:
-            self._waiting[name] = after
 
     # ---- in the thread -----------------------------------------------------------------------------------------------
 
     def _run(self, open_engine: Callable[[], ops.Engine]) -> None:
-        try:
-            self._open_and_serve(open_engine)
-        except BaseException:  # all calls are answered by now, and somebody waits for the end
-            log.exception("the end of the engine of %r failed", self.name)
-        finally:
-            self._ended.set_result(None)
-            self.crew.leave(self)
+        for part in (partial(self._open_and_serve, open_engine), self._wait_for_callbacks):
+            try:
+                part()
+            except BaseException:  # all calls are answered by now, and somebody waits for the end
+                log.exception("the end of the engine of %r failed", self.name)
+        self._ended.set_result(None)
+        self.crew.leave(self)
+
+    def _wait_for_callbacks(self) -> None:
+        """All calls are answered; what users do with the answers may go on."""
+        give_up_s = time.monotonic() + SECONDS_AFTER_CLOSE
+        are_done = self.callbacks.wait(lambda: self._dropped is not None or time.monotonic() > give_up_s)
+        if not are_done and self._dropped is None:
+            log.warning("%r: closed before all callbacks on futures had returned", self.name)
 
     def _open_and_serve(self, open_engine: Callable[[], ops.Engine]) -> None:
         try:
@@ -252,7 +242,7 @@ class EngineThread:
             except BaseException as raised:  # the engine is not to be trusted any more, and all calls get an answer
                 log.exception("the engine of %r failed", self.name)
                 error = raised
-                _forget_frames(error)
+                forget_frames(error)
             try:
                 self._end_serving(error)
             except BaseException as raised:
@@ -290,14 +280,17 @@ class EngineThread:
             if accepted is not None:  # not `forget`
                 self._finish(accepted, done)
 
-    def _finish(self, accepted: "_Accepted", done: ops.Finished) -> None:
+    def _finish(self, accepted: Accepted, done: ops.Finished) -> None:
         """A ticket of the engine's has ended. What it saved is still to be written."""
-        if isinstance(done.result, ops.Snapshot):
+        if not isinstance(done.result, ops.Snapshot):
+            return self._answer(accepted, done.result, done.error)
+        with Contained() as outcome:
             self._writer.put(done.result, partial(self._written, accepted))
-        else:
-            self._answer(accepted, done.result, done.error)
+        if outcome.error is not None:  # the system has no thread to give
+            self._answer(accepted, None, outcome.error)
+        return None
 
-    def _written(self, accepted: "_Accepted", error: BaseException | None) -> None:
+    def _written(self, accepted: Accepted, error: BaseException | None) -> None:
         """In the writer's thread."""
         try:
             self._answer(accepted, None, error)
@@ -339,14 +332,12 @@ class EngineThread:
         self._ends = True
         self._expected.close()
 
-    def _submit(self, accepted: "_Accepted", engine: ops.Engine) -> None:
-        try:
+    def _submit(self, accepted: Accepted, engine: ops.Engine) -> None:
+        with Contained() as outcome:
             if accepted.check is not None:
-                accepted.check(engine)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._answer(accepted, None, error, as_it_is=isinstance(error, StovetopError))
+                accepted.check(engine.description)
+        if outcome.error is not None:
+            self._answer(accepted, None, outcome.error, as_it_is=isinstance(outcome.error, StovetopError))
             return
         accepted.ticket = ticket = engine.submit(accepted.op)
         self._at_work[ticket] = accepted
@@ -357,7 +348,7 @@ class EngineThread:
         except Exception:
             log.exception("what no client refers to was not dropped: %s", op)
 
-    def _cancel(self, accepted: "_Accepted") -> None:
+    def _cancel(self, accepted: Accepted) -> None:
         """From any thread."""
 
         def cancel(engine: ops.Engine) -> None:
@@ -367,12 +358,12 @@ class EngineThread:
         self._inbox.put(cancel)
 
     def _answer(
-        self, accepted: "_Accepted", result: ops.Result, error: BaseException | None, *, as_it_is: bool = False
+        self, accepted: Accepted, result: ops.Result, error: BaseException | None, *, as_it_is: bool = False
     ) -> None:
         """Where this raises, the call is still among those that the end of the engine answers. `as_it_is`: the error
         says what was wrong with the call, which has not begun."""
         with self._lock:
-            self._count(accepted.op, -1)
+            self._queues.remove(accepted.op)
         accepted.answer(result, error, as_it_is=as_it_is)
         with self._lock:
             self._unanswered.discard(accepted)
@@ -385,7 +376,7 @@ class EngineThread:
                 self._failed = error
             unanswered, expected = list(self._unanswered), self._expected.clear()
             self._unanswered.clear()
-            self._waiting.clear()
+            self._queues.waiting.clear()
         self._at_work.clear()
         for accepted in unanswered:
             accepted.answer(None, error, as_it_is=as_it_is)
@@ -394,59 +385,5 @@ class EngineThread:
         return len(unanswered)
 
 
-Finish = Callable[[Any], Any]  # makes the public result of a call from the engine's
-
-
-@dataclass(slots=True, eq=False)
-class _Accepted:
-    """A call that will be answered."""
-
-    what: str
-    op: ops.Op
-    finish: Finish
-    future: "Future[Any]"
-    check: Check | None
-    after: "Sequence[Future[Any]]"
-    ticket: ops.Ticket | None = None  # since the engine has it
-
-    def answer(self, result: ops.Result, error: BaseException | None, *, as_it_is: bool = False) -> None:
-        if error is None:
-            try:
-                result = self.finish(result)
-            except BaseException as raised:
-                error = raised
-        if error is not None and as_it_is:
-            with suppress(InvalidStateError):
-                self.future.set_exception(error)
-        else:
-            settle(self.future, self.what, result, error)
-
-
 def _fail(error: BaseException, _engine: ops.Engine) -> None:
     raise error
-
-
-def settle(future: "Future[Any]", what: str, result: Any, error: BaseException | None) -> None:
-    """The answer to a call."""
-    with suppress(InvalidStateError):  # it was answered before, by the end of the thread
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(_public(what, error))
-
-
-def _public(what: str, error: BaseException) -> BaseException:
-    """As a client sees it: by the name of the call."""
-    if isinstance(error, CheckpointError | RequestFailedError | Cancelled):
-        return error
-    category = "user" if isinstance(error, StovetopError) else "server"
-    failure = RequestFailedError(f"{what} failed: {error or type(error).__name__}", category)
-    failure.__cause__ = error
-    return failure
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """The frames that an error came from refer to tensors, which would be kept as long as the error."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

@@ -1,4 +1,8 @@
-"""Work in other threads of which ops will come for an engine: custom losses. How long the engine waits for it."""
+"""Work in other threads of which ops will come for an engine: custom losses. How long the engine waits for it.
+
+Code is known to be a part of such work by a ContextVar, the only one outside of `tracking/`: what a loss gives to
+`asyncio.to_thread`, or calls as a loss within a loss, runs in other threads, and only its context goes with it.
+"""
 
 import logging
 import threading

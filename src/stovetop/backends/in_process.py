@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeGuard
 
-from stovetop.backends.engine_thread import Check
+from stovetop.backends.accepted import Check
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import (
     BaseModels,
@@ -22,6 +22,7 @@ from stovetop.backends.opened_base import (
     described_state,
 )
 from stovetop.backends.pending_saves import PendingSaves
+from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns, clear_killed_saves
 from stovetop.backends.training_client import InProcessTrainingClient
@@ -37,7 +38,8 @@ from stovetop.client import (
 )
 from stovetop.engine import ops
 from stovetop.errors import InvalidRequest
-from stovetop.futures import APIFuture, ClientFuture, resolved, then
+from stovetop.futures import APIFuture, ClientFuture, resolved, then, when_done
+from stovetop.input_checks import check_lora
 from stovetop.saved_states import base_model_of
 from stovetop.sdk_differences import refuse_to_pickle, require_neutral
 from stovetop.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, Rank, Seed, SupportedModel
@@ -78,6 +80,7 @@ class InProcessServiceClient(ServiceClient):
         models: BaseModels,
         labels: RunLabels,
         preload: Sequence[str] = (),
+        bounds: QueueBounds = USUAL_BOUNDS,
         record: bool = False,
     ) -> Self:
         """A service over one engine for each base model that is asked for; `open_engine` makes them when they are first
@@ -90,7 +93,7 @@ class InProcessServiceClient(ServiceClient):
         service._labels = labels
         service._runs = {}
         service._saves = PendingSaves()
-        service._bases = OpenedBases(open_engine, models, service._storage, service._observe, service._saves)
+        service._bases = OpenedBases(open_engine, models, service._storage, service._observe, service._saves, bounds)
         for name in preload:
             service._bases.open(name)
         return service
@@ -120,7 +123,7 @@ class InProcessServiceClient(ServiceClient):
             lambda adapter: ops.CreateAdapter(adapter, config),
             config,
             user_metadata,
-            lambda engine: engine.check_lora(config),
+            lambda model: check_lora(config, model.untrainable),
         )
         self._observe(Call("service", "create_lora_training_client", arguments))
         return made
@@ -287,7 +290,7 @@ class InProcessServiceClient(ServiceClient):
         except BaseException:
             del runs[model_id]
             raise
-        made.future().add_done_callback(lambda made: None if made.exception() is None else runs.pop(model_id, None))
+        when_done(made.future(), lambda made: None if made.exception() is None else runs.pop(model_id, None))
         return ClientFuture(made.future(), made.cancel)
 
 

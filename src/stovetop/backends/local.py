@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.local_models import LocalModels
 from stovetop.backends.opened_base import to_preload
+from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.checks import checked_as
 from stovetop.client import Preload, Storage, UserMetadata
@@ -44,6 +45,8 @@ def open_service(
     max_adapter_bytes: Annotated[int, Whole(0, hint="leave it out for half of what is available")] | None = None,
     max_kv_bytes: Annotated[int, Whole(1, hint="leave it out for 0.3 of what is available")] | None = None,
     untried: Sequence[Untried] = (),
+    max_queued_calls: Annotated[int, Whole(1)] = USUAL_BOUNDS.max_calls,
+    max_queued_tokens: Annotated[int, Whole(1)] = USUAL_BOUNDS.max_tokens,
     models: Mapping[str, Storage] | None = None,
     preload: Preload = False,
     disk: Annotated[Disk, Anything()] = LOCAL_DISK,
@@ -70,6 +73,9 @@ def open_service(
                            runs out, some wait, or leave and go on later, with the same results. A sample without
                            max_tokens ends where the context or this memory ends; a request that would not even fit
                            alone is refused. None: 0.3 of what is available
+    max_queued_calls, max_queued_tokens
+                           that may wait of one client, tokens to be computed and drawn: one call more is refused with
+                           QueueFull
     untried                parts of the engine that have run on no device yet and are off otherwise, by name: see
                            `engine/untried/`. Both are for device="cuda"
     models                 the base models there are, {name: where it is}, a folder or what else a base_model may be.
@@ -85,7 +91,7 @@ def open_service(
         import torch
 
         from stovetop.engine.engine import Engine
-        from stovetop.engine.machine import fastest_threads, keep_freed_memory
+        from stovetop.engine.machine import SHARED, fastest_threads, keep_freed_memory
         from stovetop.engine.model.loading import load_model
 
         pack_kernel = record_decoding = None
@@ -95,10 +101,11 @@ def open_service(
             from stovetop.engine.untried.captured import on_cuda as record_decoding
         if device == "cpu":
             keep_freed_memory()
-        if threads == "probe":
-            log.info("computing with %d threads", fastest_threads())
-        elif threads is not None:
-            torch.set_num_threads(threads)
+        with SHARED.changed():  # another model may be loading, which tries it on several numbers of threads
+            if threads == "probe":
+                log.info("computing with %d threads", fastest_threads())
+            elif threads is not None:
+                torch.set_num_threads(threads)
         with offered.naming(base_model):
             model = load_model(
                 require_model(offered.place_of(base_model), download),
@@ -126,7 +133,12 @@ def open_service(
     labels = RunLabels(user_metadata or {}, display_name, project_id)
     folder = Path.home() / ".stovetop" if storage is None else Path(storage)
     return InProcessServiceClient.over(
-        open_engine, folder, models=offered, labels=labels, preload=to_preload(preload, models)
+        open_engine,
+        folder,
+        models=offered,
+        labels=labels,
+        preload=to_preload(preload, models),
+        bounds=QueueBounds(max_queued_calls, max_queued_tokens),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from stovetop.backends.endings import Crew, stop, wait_for
 from stovetop.backends.engine_thread import CLOSED, EngineThread
 from stovetop.backends.pending_saves import PendingSaves
+from stovetop.backends.queues import QueueBounds
 from stovetop.client import Preload, Tokenizer
 from stovetop.engine import ops
 from stovetop.errors import CheckpointError, InvalidRequest, ServiceClosed, UnknownName
@@ -132,9 +133,9 @@ def described_state(path: str, saves: PendingSaves, *, with_optimizer: bool) -> 
     return state
 
 
-def check_base(state: SavedState, path: str, name: str, engine: ops.Engine) -> None:
+def check_base(state: SavedState, path: str, name: str, model: ops.Description) -> None:
     """Refuses a saved state of another base model than this one, as far as it says."""
-    if state.fingerprint not in (None, engine.description.fingerprint):
+    if state.fingerprint not in (None, model.fingerprint):
         raise CheckpointError(
             f"this state was trained on {state.base_model!r}, not on {name!r} (or on other weights of that "
             f"name); make a client for that model: {path}"
@@ -144,7 +145,7 @@ def check_base(state: SavedState, path: str, name: str, engine: ops.Engine) -> N
 def checked_state(path: str, base: OpenedBase, *, with_optimizer: bool) -> SavedState:
     """A saved state that fits this base model and holds what is asked for."""
     state = described_state(path, base.saves, with_optimizer=with_optimizer)
-    check_base(state, path, base.name, base.thread.engine)
+    check_base(state, path, base.name, base.description)
     return state
 
 
@@ -153,13 +154,20 @@ class OpenedBases:
     here waits for one. Closed once and for all by `close` or `drop`."""
 
     def __init__(
-        self, open_engine: OpenEngine, models: BaseModels, storage: Path, observe: Observer, saves: PendingSaves
+        self,
+        open_engine: OpenEngine,
+        models: BaseModels,
+        storage: Path,
+        observe: Observer,
+        saves: PendingSaves,
+        bounds: QueueBounds,
     ) -> None:
         self._open_engine = open_engine
         self._models = models
         self._storage = storage
         self._observe = observe
         self._saves = saves
+        self._bounds = bounds
         self._sample_number = itertools.count(1)
         self._opened: dict[str, OpenedBase] = {}
         self._closed = False
@@ -176,7 +184,7 @@ class OpenedBases:
             self.require_open()
             base = self._opened.get(name)
             if base is None or base.thread.failed is not None:
-                thread = EngineThread(partial(self._open_engine, name), name, self._crew)
+                thread = EngineThread(partial(self._open_engine, name), name, self._crew, self._bounds)
                 base = OpenedBase(name, thread, self._storage, self._observe, self._saves, self._sample_number)
                 weakref.finalize(base, thread.finish).atexit = False  # at exit the crew ends
                 self._opened[name] = base
@@ -199,19 +207,22 @@ class OpenedBases:
         return {name: opened.get(name) for name in sorted({*self._models.names(), *opened})}
 
     def finish(self) -> list[APIFuture[None]]:
-        """Accepts no more. The futures are there when all that was accepted is done."""
+        """Accepts no more. The futures are there when all that was accepted is done, and callbacks have returned: in
+        one, those are left out which would wait for it."""
         if not self._is_ours():
             return []
         with self._lock:
             self._closed = True
-        return [thread.finish() for thread in self._threads()]
+        ended = [(thread, thread.finish()) for thread in self._threads()]
+        return [future for thread, future in ended if not thread.callbacks.run_here()]
 
     def close(self) -> None:
         """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun."""
         try:
             self.finish()
             for thread in self._threads():
-                wait_for(thread)
+                if not thread.callbacks.run_here():  # it waits for them
+                    wait_for(thread)
         except BaseException as error:
             self.drop(error)
             self.stop()
@@ -225,7 +236,7 @@ class OpenedBases:
 
     def stop(self) -> None:
         """After `drop`: waits until the engines have ended."""
-        stop(self._threads())
+        stop(thread for thread in self._threads() if not thread.callbacks.run_here())
 
     def _threads(self) -> list[EngineThread]:
         return [base.thread for base in list(self._opened.values())] if self._is_ours() else []

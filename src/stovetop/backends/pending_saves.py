@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stovetop.futures import APIFuture, pending, resolved
+from stovetop.futures import APIFuture, pending, resolved, when_done
 from stovetop.saved_states import SavedState, describe
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class PendingSaves:
         path, save = _resolved(path), _Save(state, future)
         with self._lock:
             self._by_path.setdefault(path, []).append(save)
-        future.add_done_callback(lambda _: self._remove(path, save))
+        when_done(future, lambda _: self._remove(path, save))
 
     def describe(self, path: Path) -> SavedState:
         """What is at this path, or will be when the saves that were accepted are done."""
@@ -70,7 +70,7 @@ class PendingSaves:
                 _settle(result, read)
 
         for future in before:
-            future.add_done_callback(one_is_done)
+            when_done(future, one_is_done)
         return APIFuture(result)
 
     def _remove(self, path: Path, save: _Save) -> None:

@@ -3,14 +3,14 @@
 import logging
 import queue
 import threading
-import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
 from stovetop.backends.endings import Crew
 from stovetop.backends.interruption import Interruptible
+from stovetop.engine.containment import forget_frames
 from stovetop.engine.ops import Snapshot
-from stovetop.futures import AnsweringThread
+from stovetop.futures import AnsweringThread, HandOver
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class SnapshotWriter:
     snapshot. At the program's end, what is being written for long is interrupted: it is there as a whole or not at all.
     """
 
-    def __init__(self, name: str, crew: Crew) -> None:
+    def __init__(self, name: str, crew: Crew, hand_over: HandOver) -> None:
         self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._crew = crew
         self._work = Interruptible()
-        self.thread: threading.Thread = AnsweringThread(target=self._run, name=f"writer {name}", daemon=True)
+        self.thread: threading.Thread = AnsweringThread(self._run, f"writer {name}", hand_over)
         self._num_in_memory = 0
         self._num_unanswered = 0
         self._num_dropped = 0
@@ -57,8 +57,7 @@ class SnapshotWriter:
     def put(self, snapshot: Snapshot, done: Done) -> None:
         """Takes it over, to be written when those before it are."""
         if self.thread.ident is None:
-            self._crew.add(self)
-            self.thread.start()
+            self._crew.start(self)
         with self._lock:
             self._num_in_memory += 1
             self._num_unanswered += 1
@@ -90,7 +89,7 @@ class SnapshotWriter:
             try:
                 error = self._dropped or self._failure_of(snapshot)
                 if error is not None:
-                    _let_go(error)
+                    forget_frames(error)
             except BaseException as raised:
                 error = raised
             del snapshot
@@ -113,11 +112,3 @@ class SnapshotWriter:
         except BaseException as error:  # it belongs to the one who asked for this save
             return error
         return None
-
-
-def _let_go(error: BaseException) -> None:
-    """An error may be kept for long, and its traceback would keep all that was to be written."""
-    traceback.clear_frames(error.__traceback__)
-    for earlier in (error.__cause__, error.__context__):
-        if earlier is not None:
-            _let_go(earlier)

@@ -10,12 +10,14 @@ from typing import assert_never
 from stovetop.durable import Disk
 from stovetop.engine import ops
 from stovetop.engine.files.adapter_files import SavedAdapter, check_fits, read_adapter, snapshot
-from stovetop.engine.lora.weights import AdapterWeights, chosen, initial_weights
+from stovetop.engine.lora.weights import AdapterWeights, chosen, initial_weights, refuse_too_large
+from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.residency import Residency
 from stovetop.engine.training.adapter import Adapter
 from stovetop.engine.training.trainer import Cut, Given, Graph, Task, Trainer
 from stovetop.errors import Cancelled, InvalidRequest
+from stovetop.input_checks import check_lora
 from stovetop.types import Datum
 
 
@@ -126,7 +128,9 @@ class Adapters:
         """An op that needs no pass."""
         match op:
             case ops.CreateAdapter():
-                targets = chosen(op.config, self._model.targets, self._model.untrainable)
+                check_lora(op.config, self._model.untrainable)
+                targets = chosen(op.config, self._model.targets)
+                refuse_too_large(op.config.rank, targets, available_bytes(self._model.device))
                 return self._add(op.adapter, Adapter(initial_weights(op.config, targets, self._model.device)))
             case ops.LoadAdapter():
                 saved = self._read(op.path, op.with_optimizer)

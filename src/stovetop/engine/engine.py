@@ -24,7 +24,8 @@ from stovetop.client import Tokenizer
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.engine.adapters import Adapters
-from stovetop.engine.lora.weights import AdapterWeights, chosen
+from stovetop.engine.containment import Contained
+from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.recompute import is_needed, recompute_layers
@@ -34,11 +35,9 @@ from stovetop.engine.sampling.sampler import RecordDecoding, Sampler
 from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training.trainer import Cut, Task, Trainer
 from stovetop.errors import Cancelled, InvalidRequest
-from stovetop.types import LoraConfig
 
 log = logging.getLogger(__name__)
 
-BYTES_OF_FACTOR = 16  # of each number: weight, gradient and two moments, in float32
 SHARE_OF_ADAPTERS = 0.5  # of the memory that is available when the model is loaded
 
 
@@ -81,18 +80,8 @@ class Engine:
             replace(model.limits, longest_sequence=budget.longest_sequence),
             model.fingerprint,
             model.tokenizer_place,
+            model.untrainable,
         )
-
-    def check_lora(self, config: LoraConfig) -> None:
-        """Refuses targets that the model lacks, and a rank whose adapter could never be in memory."""
-        targets = chosen(config, self._model.targets, self._model.untrainable)
-        bytes_a_rank = BYTES_OF_FACTOR * sum(target.num_inputs + target.num_outputs for target in targets)
-        available = available_bytes(self._model.device)
-        if config.rank * bytes_a_rank > available:
-            raise InvalidRequest(
-                f"rank must be at most {available // bytes_a_rank}: each rank of an adapter of this model takes "
-                f"{bytes_a_rank:,} bytes, with gradient and optimizer, and {available:,} are available: {config.rank}"
-            )
 
     def get_tokenizer(self) -> Tokenizer:
         if self._model.tokenizer is None:
@@ -121,13 +110,11 @@ class Engine:
         return ticket
 
     def _cut(self, number: int, op: ops.OrderedOp) -> list[Cut]:
-        try:
+        with Contained() as outcome:
             return self.adapters.cuts(op)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # of this op, which fails when those before it are done
-            self._unfit[number] = error
-            return []
+        assert outcome.error is not None, "it returns otherwise"
+        self._unfit[number] = outcome.error  # of this op, which fails when those before it are done
+        return []
 
     def cancel(self, ticket: ops.Ticket) -> None:
         for waiting in self._for_weights.values():
@@ -171,19 +158,18 @@ class Engine:
                 self._end_task(ticket, task)
 
     def _run_pass(self, tasks: list[Task]) -> None:
-        try:
+        with Contained() as outcome:
             self._trainer.run_pass(tasks, self.adapters.forget_graphs)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a fault of ours, which leaves in doubt how far each of them is
+        if outcome.error is not None:  # a fault of ours, which leaves in doubt how far each of them is
             for task in tasks:
-                task.fail(error)
+                task.fail(outcome.error)
 
     def _begin(self, ticket: ops.Ticket) -> bool:
         """Whether a pass is to be done for it. An op that needs none is done here."""
         op = ticket.op
         assert isinstance(op, ops.OrderedOp), "the scheduler has no others"
-        try:
+        result: ops.Result = None
+        with Contained() as outcome:
             if ticket.number in self._unfit:
                 raise self._unfit[ticket.number]
             self.adapters.use(op)
@@ -192,37 +178,28 @@ class Engine:
                     self._tasks[ticket.number] = self.adapters.task(op, self._cuts[ticket.number])
                 return True
             result = self.adapters.do(op)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._answer(ticket, error)
-            return False
-        self._answer(ticket, None, result)
-        self._count_new(op)
+        self._answer(ticket, outcome.error, result)
+        if outcome.error is None:
+            self._count_new(op)
         return False
 
     def _count_new(self, op: ops.OrderedOp) -> None:
         """What an op has made counts from now on. The op is done, even where that fails."""
-        try:
+        with Contained() as outcome:
             self.adapters.note_new(op)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            log.exception("an adapter does not count until it is used again")
+        if outcome.error is not None:
+            log.error("an adapter does not count until it is used again", exc_info=outcome.error)
 
     def _end_task(self, ticket: ops.Ticket, task: Task) -> None:
         op = ticket.op
-        try:
+        result: ops.Result = None
+        with Contained() as outcome:
             output = task.output()
             if isinstance(op, ops.Score):
                 self.adapters.scored(op, task)
                 self._scheduler.hold(op.adapter, op.scored)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._answer(ticket, error)
-        else:
-            self._answer(ticket, None, None if isinstance(op, ops.BackwardFrom) else output)
+            result = None if isinstance(op, ops.BackwardFrom) else output
+        self._answer(ticket, outcome.error, result)
 
     def _answer(self, ticket: ops.Ticket, error: BaseException | None, result: ops.Result = None) -> None:
         """The end of a ticket."""
@@ -265,25 +242,19 @@ class Engine:
         return None
 
     def _save_weights(self, ticket: ops.Ticket, op: ops.SaveWeights) -> None:
-        try:
+        snapshot = None
+        with Contained() as outcome:
             snapshot = self.adapters.snapshot_of_weights(op)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._answer(ticket, error)
-        else:
-            self._answer(ticket, None, snapshot)
+        self._answer(ticket, outcome.error, snapshot)
 
     def _begin_sample(self, newcomer: "_Newcomer") -> None:
-        try:
+        with Contained() as outcome:
             if newcomer.weights is not None:
                 self._residency.use([newcomer.weights])
             self._sampler.add(newcomer.ticket, newcomer.weights)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
+        if outcome.error is not None:
             self._sampler.cancel(newcomer.ticket)  # it may have it already
-            self._answer(newcomer.ticket, error)
+            self._answer(newcomer.ticket, outcome.error)
 
 
 class _Newcomer(NamedTuple):

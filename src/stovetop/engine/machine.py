@@ -1,6 +1,7 @@
 # pyright: basic
 """What this machine has, as far as this process may use it: memory and processors; and how the process uses them: how
-many threads it computes with, and what becomes of memory that it frees. No other file asks the system.
+many threads it computes with, what becomes of memory that it frees, and which settings of torch all of it shares. No
+other file asks the system.
 
 On Linux: the kernel's own estimate of what can be had without swapping (MemAvailable, which counts the page cache that
 it would drop), or less where a control group allows less. Elsewhere: psutil.
@@ -12,8 +13,10 @@ import ctypes
 import math
 import os
 import platform
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -131,6 +134,52 @@ def _field(text: str | None, name: str) -> int | None:
     return None
 
 
+# ---- settings of torch -----------------------------------------------------------------------------------------------
+
+
+class SharedSettings:
+    """What torch has once for the whole process. Loading a model changes some of it for a while: transformers the
+    default dtype and the functions that fill new tensors, we the number of threads. Of two threads that did so at once,
+    one would put back what the other had set.
+
+    Whatever computes meanwhile must not depend on them: every new tensor of the engine is given its dtype."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Lock()  # protects the settings: held by the one thread that changes them
+        self._state = threading.Lock()  # protects the next one, together with the default dtype
+        self._default_dtype: torch.dtype | None = None  # apart from that change; None while there is none
+
+    @contextmanager
+    def changed(self) -> Generator[None]:
+        """Within, this thread alone may change them, as those do which make models of transformers. The default dtype
+        is float32 at the beginning; at the end it is what it was before."""
+        with self._changed:
+            with self._state:
+                self._default_dtype = default = torch.get_default_dtype()
+                torch.set_default_dtype(torch.float32)
+            try:
+                yield
+            finally:
+                with self._state:
+                    torch.set_default_dtype(default)
+                    self._default_dtype = None
+
+    @property
+    def default_dtype(self) -> torch.dtype:
+        """That of the process, whatever another thread has changed it to for a while."""
+        with self._state:
+            return self._default_dtype or torch.get_default_dtype()
+
+    def restore_default_dtype(self, dtype: torch.dtype) -> None:
+        """Where it is another one, it waits for those who change the settings."""
+        if self.default_dtype != dtype:
+            with self._changed:
+                torch.set_default_dtype(dtype)
+
+
+SHARED = SharedSettings()
+
+
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 TOKENS, HIDDEN, INTERMEDIATE = 256, 576, 1536  # the linears of a small model: what most of the time goes into
@@ -150,8 +199,8 @@ def fastest_threads(seconds: float = 2.0) -> int:
 def _rate(threads: int, seconds: float) -> float:
     """Rounds of work per second."""
     torch.set_num_threads(threads)
-    x_TH = torch.randn(TOKENS, HIDDEN)
-    up_IH, down_HI = torch.randn(INTERMEDIATE, HIDDEN), torch.randn(HIDDEN, INTERMEDIATE)
+    shapes = (TOKENS, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)
+    x_TH, up_IH, down_HI = (torch.randn(shape, dtype=torch.float32) for shape in shapes)
     rounds, began = 0, time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds or rounds == 0:
         torch.nn.functional.linear(torch.nn.functional.linear(x_TH, up_IH), down_HI)

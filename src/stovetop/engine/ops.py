@@ -37,7 +37,7 @@ Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreateAdapter:
-    """Makes `adapter`."""
+    """Makes `adapter`. Refused where the base model lacks what it is to train, or the machine the memory."""
 
     adapter: AdapterId
     config: LoraConfig
@@ -291,6 +291,7 @@ class Description:
     limits: ModelLimits
     fingerprint: str  # tells base models apart by content, so that a state meets only the model it was trained on
     tokenizer: str | None  # the folder or file that its tokenizer was read from; None for a model without one
+    untrainable: Mapping[str, str] = field(default_factory=dict[str, str])  # parts that no adapter can train, and why
 
 
 class Engine(Protocol):
@@ -300,13 +301,9 @@ class Engine(Protocol):
     @property
     def description(self) -> Description: ...
 
-    def check_lora(self, config: LoraConfig) -> None:
-        """Refuses an adapter that this base model, or this machine, cannot have."""
-        ...
-
     def set_gate(self, may_begin: Callable[[Ticket], bool]) -> None:
         """Asked before a `SaveAdapter` or a loading op begins: while it says no, the op waits, with what comes after it
-        in its lane. Asked in the thread that steps."""
+        in its lane. No to one save is no to all of them. Asked in the thread that steps."""
         ...
 
     def submit(self, op: Op) -> Ticket:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from stovetop.engine.containment import Contained
 from stovetop.engine.lora.weights import AdapterWeights, Moments, Tensors
 
 log = logging.getLogger(__name__)
@@ -72,11 +73,10 @@ class Residency:
                 over -= entry.num_bytes
 
     def _put_away(self, key: int, holder: Holder) -> None:
-        try:
+        with Contained() as outcome:
             _replace(holder, self._mapped if self._device.type == "cpu" else _on_host)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # such as a full disk, or no memory for a map: the adapter is where it was
+        error = outcome.error
+        if error is not None:  # such as a full disk, or no memory for a map: the adapter is where it was
             log.warning("idle adapters stay in memory from now on, for there is no room in %s: %r", self._folder, error)
             self._limit_bytes = sys.maxsize
             return

@@ -3,6 +3,7 @@ did not cause it are answered as if nothing had been, to the bit."""
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,10 +25,11 @@ from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling import batch, prompts, sampler
 from stovetop.engine.sampling.batch import Batch
-from stovetop.engine.sampling.containment import in_halves
+from stovetop.engine.sampling.halves import in_halves
 from stovetop.engine.sampling.kept import KeptPrompts
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.kv_memory import KVMemory
+from stovetop.engine.sampling.not_finite import Culprits
 from stovetop.engine.sampling.prompts import Prompts
 from stovetop.engine.sampling.sampler import Sampler
 from stovetop.engine.sampling.samples import Request, Running
@@ -262,6 +264,45 @@ def test_logits_of_a_broken_base_model_fail_by_name_and_leave_the_others_their_b
         assert "the logits are not finite numbers with the base model" in str(error)
     for ticket in (tickets[1], tickets[3]):
         assert traffic.plain(found.answers[ticket].result) == traffic.plain(lonely.answers[alone].result)
+
+
+@pytest.mark.parametrize("where", ["one embedding", "a linear", "the head"])
+def test_an_adapter_on_a_broken_base_model_is_not_said_to_have_diverged(where: str) -> None:
+    llama = tiny.llama()
+    model = adopt(llama, "t", fingerprint="t", deterministic=False)  # which reads the weights as they are
+    with torch.no_grad():
+        broken = {
+            "one embedding": llama.get_input_embeddings().weight[7],
+            "a linear": model.frozen_weights()[-2][3],
+            "the head": llama.get_output_embeddings().weight[5],
+        }
+        broken[where].fill_(torch.nan)
+    found = Traffic(Sampler(model, KVBudget.of(model, None)))
+    asking = [asked([1, 2, 7], 2, adapter=0), scored([1, 7, 3], adapter=0), asked([7], 1, adapter=1)]
+    tickets = [found.ask(wanted) for wanted in asking]
+    found.run()
+    assert set(found.errors) == set(tickets)
+    for error in found.errors.values():
+        assert "not finite numbers with the base model 't', also without this adapter; fetch it again" in str(error)
+
+
+def test_one_adapter_that_has_diverged_is_tried_without_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests for it fail."""
+    tries: list[Sequence[int]] = []
+    is_finite_alone = Culprits._is_finite_alone
+    monkeypatch.setattr(
+        Culprits, "_is_finite_alone", lambda self, tokens: (tries.append(tokens), is_finite_alone(self, tokens))[1]
+    )
+    model = tiny.base_model()
+    found = Traffic(Sampler(model, KVBudget.of(model, None)))
+    tensors = {name: tensor * torch.nan for name, tensor in traffic.adapter(0).tensors.items()}
+    diverged = dataclasses.replace(traffic.adapter(0), tensors=tensors)
+    monkeypatch.setattr(traffic, "adapter", lambda seed: diverged)
+    tickets = [found.ask(asked([1, 2, 7 + number], 2, adapter=0)) for number in range(5)]
+    found.run()
+    assert set(found.errors) == set(tickets)
+    assert all("this adapter, which has diverged" in str(error) for error in found.errors.values())
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("at_once", [1, 11])

@@ -13,6 +13,7 @@ from stovetop.backends.custom_loss import judge
 from stovetop.engine import ops
 from stovetop.engine.adapters import Adapters
 from stovetop.engine.engine import Engine
+from stovetop.engine.training.trainer import Graph
 from stovetop.losses import CrossEntropy, parse_loss
 from stovetop.types import Datum
 
@@ -93,6 +94,51 @@ def test_a_pass_computed_again_gives_the_bits_of_the_graph_that_was_kept(
         tiny.run(engine, answer)
         gradients.append(adapter.gradients)
     assert all(torch.equal(tensor, gradients[1][name]) for name, tensor in gradients[0].items())
+
+
+def test_a_graph_from_which_the_way_back_does_not_fit_is_let_go_and_the_pass_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = tiny.engine()
+    crowded, usual = tiny.trained_adapter(engine), tiny.trained_adapter(engine)
+    tiny.run(engine, score_it(engine, usual, data_of(1)))
+    answer = score_it(engine, crowded, data_of(1))
+    assert num_graphs(engine) == 1
+    tries: list[Graph] = []
+
+    def no_room(graph: Graph, loss: object) -> None:
+        tries.append(graph)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Graph, "gradients", no_room)
+    tiny.run(engine, answer)
+    assert tries
+    assert num_graphs(engine) == 0
+    assert all(torch.equal(tensor, usual.gradients[name]) for name, tensor in crowded.gradients.items())
+
+
+def test_logprobs_whose_graph_does_not_fit_are_computed_in_halves_and_no_graph_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, data = tiny.engine(), data_of(0, count=3)
+    crowded, usual = tiny.trained_adapter(engine), tiny.trained_adapter(engine)
+    expected = score_it(engine, usual, data)
+    assert num_graphs(engine) == 1
+    tiny.run(engine, expected)
+    hidden_states = type(vars(engine)["_model"]).hidden_states
+
+    def no_room_for_a_graph(model: Any, packed: Any, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and packed.num_tokens > 48:  # two of them
+            raise torch.OutOfMemoryError("no room")
+        return hidden_states(model, packed, *arguments)
+
+    monkeypatch.setattr(type(vars(engine)["_model"]), "hidden_states", no_room_for_a_graph)
+    answer = score_it(engine, crowded, data)
+    assert num_graphs(engine) == 0
+    assert answer.gradients == expected.gradients
+    tiny.run(engine, answer)
+    for name, tensor in crowded.gradients.items():
+        assert (tensor - usual.gradients[name]).norm() <= 1e-5 * usual.gradients[name].norm(), "but for rounding"
 
 
 @pytest.mark.parametrize("answer", ["BackwardFrom", "Spoil", "TakeBack"])

@@ -26,6 +26,7 @@ from safetensors.numpy import load, save
 
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.opened_base import NamedModels, to_preload
+from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds
 from stovetop.backends.recording import bigram
 from stovetop.backends.recording.bigram import Floats, Moments, Table
 from stovetop.backends.recording.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
@@ -109,6 +110,8 @@ def open_service(
     latency_s: Annotated[Latency, AnyOf((number(at_least=0, at_most=3600), Function(1, "(verb) -> seconds")))] = 0.0,
     faults: Annotated[Sequence[Fault], ListOf(Instance((Raises, NonFiniteGradient)))] = (),
     disk: Annotated[Disk, Anything()] = LOCAL_DISK,
+    max_queued_calls: Annotated[int, Whole(1)] = USUAL_BOUNDS.max_calls,
+    max_queued_tokens: Annotated[int, Whole(1)] = USUAL_BOUNDS.max_tokens,
     models: Sequence[str] | Mapping[str, Storage] | None = None,
     preload: Preload = False,
     user_metadata: UserMetadata | None = None,
@@ -122,6 +125,8 @@ def open_service(
     latency_s  how long a call takes. Calls of one training client queue up, samples overlap
     faults     what goes wrong; each happens once
     disk       the checkpoints' file operations; `failing_disk.FailingDisk` has some that fail
+    max_queued_calls, max_queued_tokens
+               that may wait of one client, tokens to be computed and drawn: one call more is refused with QueueFull
     models     the names of the base models there are; None: every name is one. A dictionary, as the embedded backend
                takes it, is as good: its values are not read
     preload    as the embedded backend takes it
@@ -137,7 +142,13 @@ def open_service(
         storage = Path(tempfile.gettempdir()) / f"stovetop-recording-{uuid.uuid4().hex[:12]}"
     named = NamedModels(None if models is None else list(models))
     return InProcessServiceClient.over(
-        open_engine, Path(storage), models=named, labels=labels, preload=to_preload(preload, models), record=True
+        open_engine,
+        Path(storage),
+        models=named,
+        labels=labels,
+        preload=to_preload(preload, models),
+        bounds=QueueBounds(max_queued_calls, max_queued_tokens),
+        record=True,
     )
 
 
@@ -202,9 +213,6 @@ class RecordingEngine:
         self._queue: list[_Queued] = []  # a heap: what is due first
         self._count = Counter[Verb]()  # of calls by verb
         self._submitted = 0
-
-    def check_lora(self, config: LoraConfig) -> None:
-        """An adapter of any rank is the same whole table."""
 
     def set_gate(self, may_begin: Callable[[ops.Ticket], bool]) -> None:
         self._may_begin = may_begin

@@ -1,13 +1,13 @@
 # pyright: basic
 """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as values: for each linear a pair of factors, A and B; and the
-moments that an optimizer keeps of them.
+moments that an optimizer keeps of them. All are float32, whatever the dtype of the base model.
 
 How a pass knows which of its rows belong to which adapter stands in `routing.py`, the products in `low_rank.py`.
 
 Shapes: `I` inputs, `O` outputs of a linear, `R` rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from stovetop.errors import InvalidRequest
 from stovetop.target_names import Part
 from stovetop.types import LoraConfig
+
+BYTES_OF_FACTOR = 16  # of each number: weight, gradient and two moments, in float32
 
 Tensors = dict[str, Tensor]  # one per trained tensor, by name
 
@@ -52,14 +54,20 @@ class Moments:
     square: Tensors = field(default_factory=dict)
 
 
-def chosen(config: LoraConfig, targets: list[Target], untrainable: Mapping[str, str]) -> list[Target]:
-    """The targets that this adapter trains. A flag that would do nothing, or do it in part, is refused."""
+def chosen(config: LoraConfig, targets: Sequence[Target]) -> list[Target]:
+    """The targets that this adapter trains."""
     parts = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}
-    for part, wanted in parts.items():
-        reason = untrainable.get(part) or ("" if any(t.part == part for t in targets) else "it has no such linear")
-        if wanted and reason:
-            raise InvalidRequest(f"train_{part}=True cannot be honoured by this base model: {reason}; pass False")
     return [target for target in targets if parts[target.part]]
+
+
+def refuse_too_large(rank: int, targets: Sequence[Target], available_bytes: int) -> None:
+    """An adapter that could never be in memory, with its gradient and its optimizer."""
+    bytes_a_rank = BYTES_OF_FACTOR * sum(target.num_inputs + target.num_outputs for target in targets)
+    if rank * bytes_a_rank > available_bytes:
+        raise InvalidRequest(
+            f"rank must be at most {available_bytes // bytes_a_rank}: each rank of an adapter of this model takes "
+            f"{bytes_a_rank:,} bytes, with gradient and optimizer, and {available_bytes:,} are available: {rank}"
+        )
 
 
 def initial_weights(config: LoraConfig, targets: list[Target], device: torch.device) -> AdapterWeights:
@@ -68,9 +76,9 @@ def initial_weights(config: LoraConfig, targets: list[Target], device: torch.dev
     generator = torch.Generator().manual_seed(config.seed or 0)
     tensors = {}
     for target in targets:
-        uniform_RI = torch.rand(config.rank, target.num_inputs, generator=generator) * 2 - 1
+        uniform_RI = torch.rand(config.rank, target.num_inputs, generator=generator, dtype=torch.float32) * 2 - 1
         tensors[f"{target.name}.A"] = (uniform_RI / target.num_inputs**0.5).to(device)
-        tensors[f"{target.name}.B"] = torch.zeros(target.num_outputs, config.rank, device=device)
+        tensors[f"{target.name}.B"] = torch.zeros(target.num_outputs, config.rank, device=device, dtype=torch.float32)
     return AdapterWeights(config, tensors)
 
 

@@ -80,13 +80,13 @@ def broken_fact(arithmetic: Arithmetic, weights: list[Tensor], head_size: int) -
     shapes = {tuple(weight_OI.shape): weight_OI for weight_OI in weights}
     for weight_OI in shapes.values():
         rows = [count for count in ROWS if count * weight_OI.shape[0] <= HEAD_LOGITS_LIMIT]
-        x_RI = torch.randn(max(rows), weight_OI.shape[1], generator=generator)
+        x_RI = torch.randn(max(rows), weight_OI.shape[1], generator=generator, dtype=torch.float32)
         expected_RO = torch.cat([arithmetic.linear(part, weight_OI) for part in x_RI.split(ROW_MULTIPLE)])
         for count in _on_threads(rows):
             if not torch.equal(arithmetic.linear(x_RI[-count:], weight_OI), expected_RO[-count:]):
                 return f"a linear of shape {tuple(weight_OI.shape)} rounds otherwise with {count} rows"
-    query = torch.randn(6, 256, head_size, generator=generator)
-    block = torch.randn(6, KEY_BLOCK, head_size, generator=generator)
+    query = torch.randn(6, 256, head_size, generator=generator, dtype=torch.float32)
+    block = torch.randn(6, KEY_BLOCK, head_size, generator=generator, dtype=torch.float32)
     expected = torch.cat([torch.bmm(part, block.transpose(1, 2)) for part in query.split(QUERY_MULTIPLE, 1)], 1)
     for count in _on_threads([QUERY_MULTIPLE, 24, 256]):
         for calls in (1, 3, 6):
@@ -118,7 +118,7 @@ def broken_promise(base: BaseModel) -> str | None:
     generator = torch.Generator().manual_seed(0)
     weights = initial_weights(LoraConfig(rank=8, seed=0), base.targets, base.device)
     noise = {
-        name: t if name.endswith(".A") else torch.randn(t.shape, generator=generator)
+        name: t if name.endswith(".A") else torch.randn(t.shape, generator=generator, dtype=torch.float32)
         for name, t in weights.tensors.items()
     }
     parts = [Rows(replace(weights, tensors=noise))]

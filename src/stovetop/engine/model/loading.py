@@ -22,12 +22,12 @@ from stovetop.engine.kernels.attention_plans import PackKernel
 from stovetop.engine.lora.linear import LoraLinear
 from stovetop.engine.lora.routing import Routing
 from stovetop.engine.lora.weights import Target
+from stovetop.engine.machine import SHARED
 from stovetop.engine.model import exactness
 from stovetop.engine.model.attention import NAME, CurrentPlan
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoder_layers import find_layers
 from stovetop.engine.model.proving import (
-    LIBRARY,
     check_full_model,
     context_length,
     probe_tokens,
@@ -156,7 +156,7 @@ def _model(place: Path, name: str, dtype: torch.dtype) -> PreTrainedModel:
     }
 
     def read() -> tuple[PreTrainedModel, dict[str, Any]]:
-        with LIBRARY:
+        with SHARED.changed():
             loaded: Any = (load_gguf_model if is_gguf(place) else AutoModelForCausalLM.from_pretrained)(
                 place, **options
             )
@@ -204,6 +204,7 @@ def _by_library(name: str, place: Path, what: str, read: Callable[[], T]) -> T:
 # ---- a model of the library, taken over ------------------------------------------------------------------------------
 
 
+@SHARED.changed()
 def adopt(
     model: PreTrainedModel,
     name: str,
@@ -296,7 +297,7 @@ def _wrapped(
         limits=ModelLimits(name, head.weight.shape[0], context_length(config)),
         fingerprint=fingerprint,
         targets=targets,
-        untrainable=untrainable_parts(layers),
+        untrainable=untrainable_parts(layers, targets),
         device=head.weight.device,
         num_layers=config.num_hidden_layers,
         stop_tokens=_stop_tokens(model, tokenizer),

@@ -6,14 +6,14 @@ eager path, each sequence alone.
                       config (`cutting.py`) in float32, several lengths in one pass, packed and from a cache
     check_full_model  the weights in their places: the model itself, in its own dtype, on two short sequences
 
-A model that fails is refused by name: a silently wrong model is the worst outcome of all.
+A model that fails is refused by name: a silently wrong model is the worst outcome of all. Both make or run models of
+the library, which is done within `machine.SHARED.changed()` (`loading.adopt` does).
 
 Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
 """
 
 import copy
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -38,10 +38,6 @@ SHORTEST, LEAST_CONTEXT = 5, 8  # tokens: of a sequence, of a model
 GAIN = 1.5  # of random projections: scores then spread so much that a wrong mask changes every logit
 SEEDS = (0, 1, 2)  # tried in turn: with some weights two experts are as good as tied, and rounding decides
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}  # of the spread of the logits
-
-# Protects what transformers sets for the whole process while it makes a model (the default dtype, no tying, no
-# initialising): of two threads that make one at once, one would put back what the other had set.
-LIBRARY = threading.Lock()
 
 Wrap = Callable[[PreTrainedModel, Arithmetic], BaseModel]
 
@@ -183,12 +179,11 @@ def _suspicion(hows: list[How], config: Any) -> str:
 
 def _random_model(model_class: type[PreTrainedModel], config: Any, seed: int) -> PreTrainedModel:
     """With weights that let every rule show: the library's own are so small that each token sees all others alike."""
-    with LIBRARY:
-        model = model_class(copy.deepcopy(config)).eval().requires_grad_(False)  # it keeps its config, and changes it
+    model = model_class(copy.deepcopy(config)).eval().requires_grad_(False)  # it keeps its config, and changes it
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(model.get_input_embeddings().weight)}
     for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
         if parameter.dim() < 2:
             parameter.add_(noise * 0.2)  # around what the library puts there: 0 or 1
         else:

@@ -2,7 +2,8 @@
 """Which linears of a base model an adapter may train, which of its parts none can, and the place for adapters beside
 each of them."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from stovetop.engine.lora.linear import LoraLinear
 from stovetop.engine.lora.routing import Routing
 from stovetop.engine.lora.weights import Target
 from stovetop.engine.model.decoder_layers import DecoderLayers, are_experts, expert_counts
-from stovetop.target_names import part_of
+from stovetop.target_names import Part, part_of
 
 
 def find_targets(found: DecoderLayers, config: Any, prefix: str) -> dict[str, nn.Linear]:
@@ -40,9 +41,10 @@ def _routers(layer: nn.Module, counts: set[int]) -> set[nn.Module]:
     return routers
 
 
-def untrainable_parts(found: DecoderLayers) -> dict[str, str]:
-    """Parts that hold weights which are no `Linear`, and why an adapter cannot train them."""
-    reasons = {}
+def untrainable_parts(found: DecoderLayers, targets: Sequence[Target]) -> dict[str, str]:
+    """Parts that an adapter cannot train, or not as a whole, and why: those that hold weights which are no `Linear`,
+    and those without a target."""
+    reasons: dict[str, str] = {}
     for index, layer in enumerate(found.layers):
         for name, module in layer.named_modules():
             for child, parameter in module.named_parameters(recurse=False):
@@ -53,7 +55,8 @@ def untrainable_parts(found: DecoderLayers) -> dict[str, str]:
                 elif type(module).__name__ == "Conv1D" and parameter.dim() == 2:
                     reason = f"its weights are no Linear but of GPT-2's kind, transposed ({full_name})"
                     reasons.setdefault(part_of(full_name), reason)
-    return reasons
+    there_are = {target.part for target in targets}
+    return {part: "it has no such linear" for part in get_args(Part) if part not in there_are} | reasons
 
 
 def wrap(

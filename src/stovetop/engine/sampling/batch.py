@@ -21,8 +21,8 @@ from stovetop.engine.lora.routing import Parts, Stack, rows_by_owner, stacked_ro
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoding import Step, decoded
-from stovetop.engine.sampling.containment import Failed, in_halves
 from stovetop.engine.sampling.drawing import draw
+from stovetop.engine.sampling.halves import Failed, in_halves
 from stovetop.engine.sampling.kv_memory import Size
 from stovetop.engine.sampling.prompt import Prompt
 from stovetop.engine.sampling.samples import Running, Start, one_row_each

@@ -10,8 +10,8 @@ from torch import Tensor
 from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.ops import ComputeLogprobs, Sample, Ticket
+from stovetop.engine.sampling.not_finite import NotFinite
 from stovetop.engine.sampling.turns import Turn
-from stovetop.errors import InvalidRequest
 
 PromptKey = tuple[int, bytes]  # equal for prompts of the same weights and the same tokens
 
@@ -53,10 +53,10 @@ class Prompt:
         return self.op.topk_prompt_logprobs if isinstance(self.op, Sample) else 0
 
     def check_finite(self) -> None:
-        """Of the logprobs that are asked for."""
+        """Of the logprobs that are asked for. Raises NotFinite."""
         top = [logprob for row in self.top_logprobs[1:] for _, logprob in row or ()]
         if not all(logprob is None or math.isfinite(logprob) for logprob in (*self.logprobs, *top)):
-            raise not_finite(self.weights)
+            raise NotFinite(self.tokens)
 
     def forget_cache(self) -> None:
         """All its samples have begun, and have copied what they need."""
@@ -72,8 +72,3 @@ class Prompt:
     def num_positions(self) -> int:
         """That its cache takes."""
         return rounded_up(len(self.tokens))
-
-
-def not_finite(weights: AdapterWeights | None) -> InvalidRequest:
-    whose = "the base model" if weights is None else "this adapter, which has diverged; go back to an earlier state"
-    return InvalidRequest(f"the logits are not finite numbers with {whose}")

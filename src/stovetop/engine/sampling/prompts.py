@@ -9,7 +9,7 @@ needed: one that is the same as one of them is not computed at all, and shares i
 are asked for is computed whole.
 
 A prompt is begun when there is memory for its keys and values; how much there is, the sampler says (`Room`). One whose
-memory was taken for others is computed again later. A pass that raises is tried again in halves (`containment.py`):
+memory was taken for others is computed again later. A pass that raises is tried again in halves (`halves.py`):
 nothing is known of a prompt before the pass that computed it has succeeded.
 
 Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
@@ -30,7 +30,7 @@ from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.head import pair_logprobs, top_logprobs
 from stovetop.engine.ops import Sample
-from stovetop.engine.sampling.containment import Failed, each, in_halves
+from stovetop.engine.sampling.halves import Failed, each, in_halves
 from stovetop.engine.sampling.kept import Kept, KeptPrompts
 from stovetop.engine.sampling.prompt import Prompt
 from stovetop.engine.sampling.waiting import Room, WaitingPrompts

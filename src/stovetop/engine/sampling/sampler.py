@@ -10,7 +10,7 @@ what they drew is kept, its keys and values are computed again when there is roo
 admitted until a sequence has ended, so that the same ones are not preempted again and again. A sequence that does not
 fit beside others runs alone, and one that would not fit even then is refused.
 
-A failure belongs to the request that caused it (`containment.py`). Passes find out in halves which one that is; what
+A failure belongs to the request that caused it. Passes find out in halves which one that is; what
 raises elsewhere, where memory is shared out, leaves the tables that a step works with in doubt. Then all requests start
 over from what was drawn of them, as after a preemption, one half of them before the other: so the request that cannot
 be served ends up alone, or they are few enough for the memory that there is.
@@ -21,10 +21,10 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from traceback import clear_frames
 
 import torch
 
+from stovetop.engine.containment import Contained
 from stovetop.engine.kernels.kv_cache import BLOCK, KVCache
 from stovetop.engine.kernels.shared_prefix import Prefix, SharedPrefixes
 from stovetop.engine.lora.routing import Stack
@@ -32,9 +32,10 @@ from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.ops import ComputeLogprobs, Finished, Sample, Ticket
 from stovetop.engine.sampling.batch import Batch, RecordDecoding
-from stovetop.engine.sampling.containment import Failed, each, is_out_of_memory
+from stovetop.engine.sampling.halves import Failed, each, is_out_of_memory
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.kv_memory import KVMemory, Size
+from stovetop.engine.sampling.not_finite import Culprits, NotFinite
 from stovetop.engine.sampling.open_requests import OpenRequests, Ready
 from stovetop.engine.sampling.prompt import Prompt
 from stovetop.engine.sampling.prompts import Prompts
@@ -71,6 +72,7 @@ class Sampler:
         self._is_full = False  # memory ran out, and no sequence has ended since
         self._numbers = itertools.count()
         self._open = OpenRequests()
+        self._culprits = Culprits(model)
         self._later: deque[list[Request]] = deque()  # that begin when those before them are answered, see `_recover`
         self._finished: list[Finished] = []  # in this step
 
@@ -101,13 +103,10 @@ class Sampler:
     def step(self) -> list[Finished]:
         """At most one token for every running sample. Raises nothing but KeyboardInterrupt and what is derived from it,
         after which there is `tickets` to tell what was not answered."""
-        try:
-            with torch.inference_mode():
-                self._step()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # it belongs to one of the requests
-            self._recover(error)
+        with Contained() as outcome, torch.inference_mode():
+            self._step()
+        if outcome.error is not None:  # it belongs to one of the requests
+            self._recover(outcome.error)
         finished, self._finished = self._finished, []
         return finished
 
@@ -115,17 +114,16 @@ class Sampler:
     def cancel(self, ticket: Ticket) -> bool:
         """Forgets a request, wherever it is, and frees its memory; the others are not touched. False for one that was
         answered, or is not known: a ticket that was cancelled is not answered."""
-        request = self._open.close(ticket)
-        if request is None:
-            return False
-        try:
-            self._take_out(request)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # what is left of it goes with the tables
+        request = None
+        with Contained() as outcome:
+            request = self._open.close(ticket)
+            if request is not None:
+                self._take_out(request)
+        if outcome.error is not None:  # what is left of it goes with the tables
+            request = self._open.close(ticket) if request is None else request
             for other in self._start_over():
                 self._enqueue(other)
-        return True
+        return request is not None
 
     @property
     def tickets(self) -> list[Ticket]:
@@ -196,6 +194,8 @@ class Sampler:
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
         request = self._open.get(ticket)
         if request is not None:  # it may have several samples that failed
+            if isinstance(error, NotFinite):
+                error = self._culprits.error(error, request.prompt.weights)
             self._answer(Finished(ticket, error=error))
             self._take_out(request)
 
@@ -224,7 +224,6 @@ class Sampler:
         """All start over, the first half of those that were at work before the second, which comes when they are
         answered. One alone fails."""
         log.warning("a step of sampling failed; its requests start over, in halves: %r", error)
-        clear_frames(error.__traceback__)
         group = self._start_over()
         half = len(group) // 2
         first, later = group[:half], group[half:]

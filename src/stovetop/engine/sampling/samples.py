@@ -13,7 +13,8 @@ from stovetop.engine.kernels.packing import Segment
 from stovetop.engine.kernels.shared_prefix import Prefix
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.ops import ComputeLogprobs, Finished, Sample
-from stovetop.engine.sampling.prompt import Prompt, not_finite
+from stovetop.engine.sampling.not_finite import NotFinite
+from stovetop.engine.sampling.prompt import Prompt
 from stovetop.engine.sampling.stops import Stops
 from stovetop.types import SampledSequence, SampleResponse, SamplingParams
 
@@ -107,9 +108,9 @@ class Running:
         return min(self.num_places + 1 + BLOCK, most)
 
     def ended(self) -> bool:
-        """Whether the token drawn last ends it. Raises InvalidRequest where that came from no finite logits."""
+        """Whether the token drawn last ends it. Raises NotFinite where that came from no finite logits."""
         if not math.isfinite(self.logprobs[-1]):
-            raise not_finite(self.request.prompt.weights)
+            raise NotFinite([*self.request.prompt.tokens, *self.tokens[:-1]])
         return len(self.tokens) == self.request.params.max_tokens or self.request.stops.hit(self.tokens)
 
     def result(self) -> SampledSequence:

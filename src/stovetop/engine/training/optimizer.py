@@ -105,7 +105,9 @@ def _owned(moment: Tensor | None, like: Tensor, *, copied: bool) -> Tensor:
 
 def _steps(step: int, like: list[Tensor]) -> list[Tensor]:
     """One for each tensor, which the library counts up."""
-    return list(torch.full((len(like),), float(step), device=like[0].device).unbind()) if like else []
+    if not like:
+        return []
+    return list(torch.full((len(like),), float(step), device=like[0].device, dtype=torch.float32).unbind())
 
 
 def _spare(weights: Tensors) -> Tensor:

@@ -292,7 +292,7 @@ def _sum(old: Tensors | None, new: Tensors) -> Tensors:
 def _total_loss(share: _Share, logprobs: list[Tensor]) -> Tensor:
     match share.task.loss:
         case None:
-            sums = [torch.zeros(())]
+            sums = [torch.zeros((), dtype=torch.float32)]
         case Given(gradients):
             own = [gradients[index] for index in share.indices]
             sums = [(scored * gradient).sum() for scored, gradient in zip(logprobs, own, strict=True)]

@@ -1,17 +1,14 @@
 # pyright: basic
 """A failure belongs to the request that caused it. Work on many things that raises is tried again on halves of them,
-until what raises is alone.
-
-Whatever a request brings may raise anything: a tokenizer in Rust raises its panics as no Exception at all. So nothing
-is taken for a failure of the whole, but KeyboardInterrupt and what is derived from it, which end the work from outside.
-"""
+until what raises is alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from traceback import clear_frames
 from typing import Generic, TypeVar
 
 import torch
+
+from stovetop.engine.containment import Contained
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -58,11 +55,6 @@ def _failed(item: T, error: BaseException) -> Failed[T]:
 
 
 def _error_of(work: Callable[[S], object], given: S) -> BaseException | None:
-    try:
+    with Contained() as outcome:
         work(given)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # it goes to the one that it belongs to
-        clear_frames(error.__traceback__)  # which hold what did not fit, or the activations of all
-        return error
-    return None
+    return outcome.error

@@ -1,0 +1,59 @@
+"""How full the queues of an engine are, one for each client, and when a call is refused."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stovetop.engine import ops
+from stovetop.errors import QueueFull
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What one queue may hold, that of a client: bounds, not tuned numbers. A call into a full queue is refused."""
+
+    max_calls: int = 2**16
+    max_tokens: int = 2**31  # to be computed and drawn; the first call may have more
+
+
+USUAL_BOUNDS = QueueBounds()
+
+
+class Waiting(NamedTuple):
+    """How full a queue is."""
+
+    num_ops: int = 0
+    num_tokens: int = 0  # to be computed and drawn
+
+
+class Queues:
+    """Of one engine. Used under its thread's lock."""
+
+    def __init__(self, bounds: QueueBounds) -> None:
+        self._bounds = bounds
+        self.waiting: dict[str, Waiting] = {}  # by queue, where there is anything
+
+    def check_room(self, what: str, op: ops.Op) -> None:
+        """Refuses a call, of this name, for which there is no room."""
+        waiting, num_tokens, bounds = self.waiting.get(ops.queue_of(op), Waiting()), ops.num_tokens(op), self._bounds
+        has_room = waiting.num_ops == 0 or waiting.num_tokens + num_tokens <= bounds.max_tokens
+        if waiting.num_ops >= bounds.max_calls or not has_room:
+            raise QueueFull(
+                f"{what}: at most {bounds.max_calls:,} calls with {bounds.max_tokens:,} tokens may wait "
+                "(max_queued_calls and max_queued_tokens of the ServiceClient); wait for their results, then call "
+                f"again: {waiting.num_ops:,} wait, with {waiting.num_tokens:,} tokens"
+            )
+
+    def add(self, op: ops.Op) -> None:
+        """It waits."""
+        self._count(op, 1)
+
+    def remove(self, op: ops.Op) -> None:
+        """It is answered."""
+        self._count(op, -1)
+
+    def _count(self, op: ops.Op, sign: int) -> None:
+        name = ops.queue_of(op)
+        before = self.waiting.pop(name, Waiting())
+        after = Waiting(before.num_ops + sign, before.num_tokens + sign * ops.num_tokens(op))
+        if after.num_ops > 0:
+            self.waiting[name] = after
