@@ -15,7 +15,9 @@ from kitchen.stages.configs import (
     DistillationConfig,
     KLConfig,
     OffPolicyConfig,
+    PairwiseConfig,
     PreferenceConfig,
+    RewardModelConfig,
     RLConfig,
     StreamingConfig,
     SupervisedConfig,
@@ -34,9 +36,11 @@ from stovetop.kitchen.workflows import (
     DISTILLATION,
     KL_REINFORCEMENT,
     OFF_POLICY_DISTILLATION,
+    PAIRWISE_REINFORCEMENT,
     PPO,
     PREFERENCE,
     REINFORCEMENT,
+    REWARD_MODEL,
     STREAMING,
     SUPERVISED,
     TOPK_DISTILLATION,
@@ -51,7 +55,16 @@ ONCE_A_STEP = {
 }  # fmt: skip
 LATENCY_S: dict[Verb, float] = {"forward_backward": 0.001, "save_state": 0.003, "sample": 0.001, "optim_step": 0.0005}
 
-Config = SupervisedConfig | PreferenceConfig | RLConfig | DistillationConfig | OffPolicyConfig | TopKConfig | dpo.Config
+Config = (
+    SupervisedConfig
+    | PreferenceConfig
+    | RewardModelConfig
+    | RLConfig
+    | DistillationConfig
+    | OffPolicyConfig
+    | TopKConfig
+    | dpo.Config
+)
 
 
 class Outcome(NamedTuple):
@@ -192,6 +205,16 @@ def measured_preference(folder: Path) -> dpo.Config:
     )  # fmt: skip
 
 
+def reward_model(folder: Path) -> RewardModelConfig:
+    return RewardModelConfig(dataset=write_comparisons(folder / "rows"), log_path=str(folder / "run"))
+
+
+def pairwise(folder: Path) -> PairwiseConfig:
+    """Judged by a model as it is, which finds all answers alike: what counts is whether they end as they should."""
+    dataset, log_path = write_comparisons(folder / "rows"), str(folder / "run")
+    return PairwiseConfig(dataset=dataset, log_path=log_path, max_steps_off_policy=1)
+
+
 def reinforcement(depth: int, **changed: Any) -> Callable[[Path], RLConfig]:
     def config(folder: Path) -> RLConfig:
         dataset = write_problems(folder / "rows")
@@ -244,6 +267,8 @@ MODES = {
     "supervised": Mode(SUPERVISED, supervised),
     "preference": Mode(PREFERENCE, preference),
     "measured preference": Mode(dpo.WORKFLOW, measured_preference),
+    "reward model": Mode(REWARD_MODEL, reward_model),
+    "pairwise, one step ahead": Mode(PAIRWISE_REINFORCEMENT, pairwise),
     "reinforcement": Mode(REINFORCEMENT, reinforcement(0, remove_constant_reward_groups=True)),
     "one step ahead": Mode(REINFORCEMENT, reinforcement(1)),
     "two steps ahead": Mode(REINFORCEMENT, reinforcement(2, save_every=3, eval_every=2)),

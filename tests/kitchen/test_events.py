@@ -12,7 +12,9 @@ from kitchen.stages.configs import (
     DistillationConfig,
     KLConfig,
     OffPolicyConfig,
+    PairwiseConfig,
     PreferenceConfig,
+    RewardModelConfig,
     RLConfig,
     StreamingConfig,
     SupervisedConfig,
@@ -80,6 +82,14 @@ def preference(folder: Path) -> RunConfig:
     return PreferenceConfig(dataset=write_comparisons(folder / "rows.jsonl"), log_path=str(folder / "run"))
 
 
+def reward_model(folder: Path) -> RunConfig:
+    return RewardModelConfig(dataset=write_comparisons(folder / "rows.jsonl"), log_path=str(folder / "run"))
+
+
+def pairwise(folder: Path) -> RunConfig:
+    return PairwiseConfig(dataset=write_comparisons(folder / "rows.jsonl"), log_path=str(folder / "run"))
+
+
 def distillation(folder: Path) -> RunConfig:
     return DistillationConfig(dataset=write_problems(folder / "rows.jsonl"), log_path=str(folder / "run"))
 
@@ -103,7 +113,18 @@ CASES = {
         {**BATCH, "dpo.step": {"loss", "accuracy", "chosen_reward", "rejected_reward", "margin", "num_pairs", "beta"}},
         saved=(2, 5),
     ),
+    "reward_model": Case(
+        reward_model, 6, 3,
+        {**CHATS, "reward_model.dataset_built": {
+            "num_comparisons", "num_test", "num_untrainable", "num_test_untrainable",
+        }},
+        {**BATCH, "training.step": {"loss", "learning_rate", "epoch"}}, saved=(2,), evaluated=(0, 3, 6),
+    ),
     "reinforcement": rl(RLConfig),
+    "pairwise_reinforcement": Case(
+        pairwise, 4, 2, {**CHATS, "rl.env_group_built": {"num_train", "num_left_out", "group_size"}}, RL,
+        saved=(1,), evaluated=(0, 2, 4),
+    ),
     "ppo": rl(PPOConfig, {"rl.ppo_update": {"policy_loss", "entropy", "num_updates"}}),
     "streaming": rl(StreamingConfig),
     "ready": rl(RLConfig),

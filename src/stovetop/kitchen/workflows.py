@@ -38,6 +38,14 @@ from stovetop.kitchen.stages.preference import (
     log_dpo_metrics,
     make_preference_loss,
 )
+from stovetop.kitchen.stages.reward_model import (
+    build_comparison_dataset,
+    build_preference_groups,
+    init_comparison_renderer,
+    init_preference_model,
+    make_judge_evaluators,
+    make_win_rate_evaluators,
+)
 from stovetop.kitchen.stages.rl import (
     assemble_rl_batch,
     batch_problems,
@@ -171,6 +179,15 @@ PREFERENCE = Workflow(
     register_model,
 )
 
+# Comparisons in, a preference model out: one that is shown two answers and says which is better. What trains it is
+# SUPERVISED, on data of one trained token each.
+REWARD_MODEL = (
+    SUPERVISED.replace("load_dataset", load_comparisons)
+    .replace("build_supervised_dataset", init_comparison_renderer, build_comparison_dataset)
+    .replace("make_evaluators", make_judge_evaluators)
+    .named("reward_model")
+)
+
 
 # Problems in, a model that solves more of them out. `recipes/rl_loop.py` shows the same as one flat loop, on-policy.
 # The config field `max_steps_off_policy` says how many steps sampling may be ahead of training.
@@ -242,6 +259,15 @@ KL_REINFORCEMENT = (
     REINFORCEMENT.insert_after("init_session", init_reference)
     .insert_after("assemble_rl_batch", kl_penalty)
     .named("kl_reinforcement")
+)
+
+# The reward of an answer is how often a preference model prefers it to the others of its group.
+PAIRWISE_REINFORCEMENT = (
+    REINFORCEMENT.replace("load_problems", load_comparisons)
+    .insert_after("init_renderer", init_preference_model)
+    .replace("build_env_group", build_preference_groups)
+    .replace("make_rl_evaluators", make_win_rate_evaluators)
+    .named("pairwise_reinforcement")
 )
 
 
@@ -361,9 +387,10 @@ def _at_depth(config: "DataclassInstance", *, ahead: bool) -> "DataclassInstance
 
 def list_workflows() -> dict[str, Workflow]:
     """All of them, by name."""
-    workflows = (SUPERVISED, PREFERENCE, REINFORCEMENT, PPO, STREAMING, READY, KL_REINFORCEMENT)
+    workflows = (SUPERVISED, PREFERENCE, REWARD_MODEL)
+    reinforcements = (REINFORCEMENT, PPO, STREAMING, READY, KL_REINFORCEMENT, PAIRWISE_REINFORCEMENT)
     distillations = (DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION)
-    return {workflow.name: workflow for workflow in (*workflows, *distillations)}
+    return {workflow.name: workflow for workflow in (*workflows, *reinforcements, *distillations)}
 
 
 def get_workflow(name: str) -> Workflow:

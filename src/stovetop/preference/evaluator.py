@@ -1,5 +1,5 @@
-"""How often a policy's answers are preferred to reference answers, and what a loss on pairs says of held-out ones. When
-an evaluator runs, and what else it may be, is in evaluators.
+"""How often a policy's answers are preferred to reference answers, how often a judge is right, and what a loss on pairs
+says of held-out ones. When an evaluator runs, and what else it may be, is in evaluators.
 
 Shape suffix: `D` datums, a chosen answer at every even index and the rejected one behind it.
 """
@@ -14,8 +14,9 @@ from stovetop.client import SamplingClient, TrainingClient
 from stovetop.completers import SamplingMessageCompleter
 from stovetop.concurrency import map_together, together
 from stovetop.errors import InvalidRequest
-from stovetop.preference.reward_model import PreferenceModel, checked_score
-from stovetop.preference.types import Comparison
+from stovetop.preference.comparison_renderer import ComparisonRenderer
+from stovetop.preference.reward_model import PreferenceModel, PreferenceModelFromChatRenderer, checked_score
+from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Content
 from stovetop.supervised.logprobs import Logprobs
@@ -42,6 +43,31 @@ class PairsEvaluator:
         logprobs_D = [outputs["logprobs"].to_torch() for outputs in output.loss_fn_outputs]
         _, metrics = preference_loss_fn(self.loss, self.reference_logprobs_D)(list(self.data_D), logprobs_D)
         return {f"{self.name}/{name}": value for name, value in metrics.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceModelEvaluator:
+    """A SamplingClientEvaluator: how often a preference model says what people said of held-out comparisons, as
+    `<name>/accuracy`, and how often its token was no answer at all, as `<name>/no_answer`; both are shares. It judges
+    each comparison in both orders, so one that always says A is right in half of those that are no tie."""
+
+    comparisons: Sequence[LabeledComparison]
+    comparison_renderer: ComparisonRenderer
+    name: str = "test"
+
+    def __post_init__(self) -> None:
+        if not self.comparisons:
+            raise InvalidRequest("a PreferenceModelEvaluator needs at least one comparison: there is none")
+
+    async def __call__(self, client: SamplingClient) -> dict[str, float]:
+        judge = PreferenceModelFromChatRenderer(self.comparison_renderer, client)
+        both_orders = [one for labeled in self.comparisons for one in (labeled, labeled.swap())]
+        verdicts = await map_together(lambda one: judge.judge(one.comparison), both_orders, name="comparison")
+        num_right = sum(verdict.value == one.label for verdict, one in zip(verdicts, both_orders, strict=True))
+        return {
+            f"{self.name}/accuracy": num_right / len(both_orders),
+            f"{self.name}/no_answer": judge.num_without_answer / len(both_orders),
+        }
 
 
 @dataclass(frozen=True, slots=True)

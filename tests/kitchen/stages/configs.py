@@ -67,6 +67,35 @@ class PreferenceConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardModelConfig(RunConfig):
+    """Every field that a stage of REWARD_MODEL reads."""
+
+    dataset: str
+    test_dataset: str | None = None
+    test_size: int = 3
+    model_name: str = "any/judge"
+    load_checkpoint_path: str | None = None
+    renderer_name: str | None = None
+    max_length: int | None = None
+    learning_rate: float = 0.5
+    lr_schedule: LRSchedule = "linear"
+    warmup_steps: int = 0
+    num_epochs: int = 2
+    max_steps: int | None = None
+    batch_size: int = 2
+    lora_rank: int = 4
+    train_unembed: bool = True
+    seed: int = 0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    eval_every: int = 3
+    save_every: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
 class RLConfig(RunConfig):
     """Every field that a stage of REINFORCEMENT reads, but for those of its variants."""
 
@@ -114,6 +143,15 @@ class KLConfig(RLConfig):
     kl_penalty_coef: float = 0.1
     kl_discount_factor: float = 0.0
     num_substeps: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairwiseConfig(RLConfig):
+    """What PAIRWISE_REINFORCEMENT reads too."""
+
+    rm_weights_path: str | None = None
+    rm_model_name: str | None = None
+    rm_renderer_name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

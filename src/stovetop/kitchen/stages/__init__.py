@@ -11,6 +11,7 @@ def all_stages() -> dict[str, AnyStage]:
         evaluation,
         policies,
         preference,
+        reward_model,
         rl,
         rollout_pool,
         session,
@@ -20,5 +21,5 @@ def all_stages() -> dict[str, AnyStage]:
     )
 
     shared = (session, policies, steps, evaluation)
-    modules = (*shared, supervised, preference, rl, environments, rollout_pool, streaming, distillation)
+    modules = (*shared, supervised, preference, reward_model, rl, environments, rollout_pool, streaming, distillation)
     return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Stage)}
