@@ -126,6 +126,17 @@ def test_the_student_comes_nearer_to_its_teacher(config: DistillationConfig) -> 
     assert found[-1] < found[0] / 2
 
 
+def test_each_step_trains_on_fresh_answers_of_the_student(config: DistillationConfig) -> None:
+    calls = asyncio.run(train(replace(config, eval_every=0, save_every=0)))
+    verbs = [call.verb for call in calls if call.client != "service"]
+    in_order = [verb for verb, before in zip(verbs, ["", *verbs], strict=False) if verb != before]
+    step = ["sample", "compute_logprobs", "forward_backward", "optim_step", "save_weights_and_get_sampling_client"]
+    end = ["save_state", "save_weights_for_sampler"]
+    assert in_order == ["save_weights_and_get_sampling_client", *step * NUM_STEPS, *end]
+    losses = {call.arguments["loss_fn"] for call in calls if call.verb == "forward_backward"}
+    assert losses == {"importance_sampling"}
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_run_that_is_stopped_and_resumed_is_the_run_that_would_have_been(
     config: DistillationConfig, depth: int

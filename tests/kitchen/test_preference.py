@@ -104,6 +104,23 @@ def test_the_policy_learns_to_prefer(config: PreferenceConfig) -> None:
     assert (accuracy[0], accuracy[-1]) == (0.0, 1.0)
 
 
+def test_each_step_is_one_loss_and_one_update_at_the_rate_of_the_schedule(config: PreferenceConfig) -> None:
+    calls = [call for call in asyncio.run(train(config)) if call.verb in ("forward_backward_custom", "optim_step")]
+    assert [call.verb for call in calls] == ["forward_backward_custom", "optim_step"] * NUM_STEPS
+    rates = [config.learning_rate * (1 - step / NUM_STEPS) for step in range(NUM_STEPS)]
+    found = [call.arguments["optim_params"] for call in calls[1::2]]
+    assert found == [AdamParams(rate, 0.9, 0.95, 1e-8) for rate in rates]
+
+
+def test_a_row_has_the_loss_the_rewards_and_where_the_run_is(config: PreferenceConfig) -> None:
+    asyncio.run(train(config))
+    row = {name for name in load(config.log_path).metrics[1] if not name.startswith("time/")}
+    assert row >= {"epoch", "progress", "learning_rate", "num_pairs", "num_tokens"}
+    assert row >= {"dpo_loss", "accuracy", "margin", "chosen_reward", "rejected_reward"}
+    times = {name for name in load(config.log_path).metrics[1] if name.startswith("time/")}
+    assert {"time/step", "time/compute_reference_logprobs", "time/get_preference_batch"} <= times
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> PreferenceConfig:
     """A run that nothing stopped."""

@@ -259,6 +259,17 @@ def test_evaluation_is_due_where_there_is_something_to_measure_with() -> None:
     assert not evaluation.evaluates_at_end(none, is_complete=False)
 
 
+def test_what_takes_long_is_measured_beside_the_rest_and_less_often(client: TrainingClient, run: Run) -> None:
+    some, none = Evaluators(training=(measure,)), Evaluators()
+    due = [step for step in range(0, 301, 50) if evaluation.evaluates_infrequently(step, infrequent_evaluators=some)]
+    assert due == [0, 100, 200, 300]
+    assert not evaluation.evaluates_infrequently(0, none)
+    assert not evaluation.evaluates_infrequently(0, some, infrequent_eval_every=0)
+    stage = evaluation.evaluate_infrequently
+    assert stage.reads["evaluators"] == "infrequent_evaluators"
+    assert list(stage.writes.values()) == ["evaluated_infrequently"]
+
+
 def test_evaluate_adds_to_the_row_and_at_the_end_there_is_a_row_of_its_own(client: TrainingClient, run: Run) -> None:
     row, evaluators = Row(3), Evaluators(training=(measure,))
     assert asyncio.run(evaluation.evaluate(client, evaluators, run, row)) == {"test/nll": 0.5}

@@ -38,6 +38,18 @@ async def evaluate(training_client: TrainingClient, evaluators: Evaluators, run:
     return metrics
 
 
+def evaluates_infrequently(step: int, infrequent_evaluators: Evaluators, infrequent_eval_every: int = 100) -> bool:
+    """Likewise, for what takes long, after every `infrequent_eval_every` steps."""
+    return any(infrequent_evaluators) and is_due(step, infrequent_eval_every)
+
+
+evaluate_infrequently = evaluate.using(
+    "evaluate_infrequently", evaluators="infrequent_evaluators", evaluated="evaluated_infrequently"
+)
+"""Where a stage writes `infrequent_evaluators`: insert `When(evaluates_infrequently, evaluate_infrequently)` beside the
+other evaluation. Its metrics have names of their own."""
+
+
 @stage(writes="evaluated_at_end")
 async def evaluate_at_end(
     training_client: TrainingClient, evaluators: Evaluators, run: Run, positions: Positions
