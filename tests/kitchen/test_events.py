@@ -87,7 +87,8 @@ def reward_model(folder: Path) -> RunConfig:
 
 
 def pairwise(folder: Path) -> RunConfig:
-    return PairwiseConfig(dataset=write_comparisons(folder / "rows.jsonl"), log_path=str(folder / "run"))
+    dataset = write_comparisons(folder / "rows.jsonl")
+    return PairwiseConfig(dataset=dataset, log_path=str(folder / "run"), num_epochs=3)
 
 
 def distillation(folder: Path) -> RunConfig:
@@ -122,8 +123,8 @@ CASES = {
     ),
     "reinforcement": rl(RLConfig),
     "pairwise_reinforcement": Case(
-        pairwise, 4, 2, {**CHATS, "rl.env_group_built": {"num_train", "num_left_out", "group_size"}}, RL,
-        saved=(1,), evaluated=(0, 2, 4),
+        pairwise, 6, 2, {**CHATS, "rl.env_group_built": {"num_train", "num_left_out", "group_size"}}, RL,
+        saved=(1, 3), evaluated=(0, 2, 4, 6),
     ),
     "ppo": rl(PPOConfig, {"rl.ppo_update": {"policy_loss", "entropy", "num_updates"}}),
     "streaming": rl(StreamingConfig),
