@@ -122,8 +122,9 @@ def _locate(path: str, log_dir: Path) -> str: ...
 @overload
 def _locate(path: None, log_dir: Path) -> None: ...
 def _locate(path: str | None, log_dir: Path) -> str | None:
-    """`path`, or where it has gone with the run directory: the longest tail of it that is a saved folder in there."""
-    if path is None or not Path(path).is_absolute() or Path(path).exists():
+    """Where the run directory has it now, which may have been moved or copied: the longest tail of `path` that is a
+    saved folder in there; else `path`."""
+    if path is None or not Path(path).is_absolute():
         return path
     parts = Path(path).parts
     tails = (log_dir.joinpath(*parts[start:]) for start in range(1, len(parts)))

@@ -148,10 +148,12 @@ def saved_folders(path: Path) -> list[Path]:
 
 
 def _has_progress(path: Path) -> bool:
-    """Whether a step was logged or anything was saved; for a folder with runs in it, whether there is one."""
+    """Whether a step was logged or anything was saved, in a run within it too."""
     if any((path / name).is_file() and (path / name).stat().st_size > 0 for name in (METRICS_FILE, CHECKPOINTS_FILE)):
         return True
-    return bool(saved_folders(path)) or any(is_run(entry) for entry in path.iterdir() if entry.is_dir())
+    if saved_folders(path):
+        return True
+    return any(_has_progress(entry) for entry in path.iterdir() if entry.is_dir() and is_run(entry))
 
 
 def _not_a_run(path: Path, behavior: BehaviorIfExists) -> str:

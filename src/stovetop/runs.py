@@ -33,6 +33,7 @@ from stovetop.run_folder import (
     Content,
     claimed,
     content_of,
+    is_run,
     run_path,
     settled,
 )
@@ -172,7 +173,8 @@ def _config_json(config_class: "type[DataclassInstance]", settings: "Settings") 
 
 
 def read_config(path: Path) -> StoredConfig:
-    """That of the run in this directory; its rows and events are not read."""
+    """That of the run in this directory; its rows and events are not read. Where the run is part of a larger one, as a
+    phase is, what lay in that lies there still: the larger one may have been moved."""
     file = path / CONFIG_FILE
     try:
         text = file.read_bytes()
@@ -188,7 +190,19 @@ def read_config(path: Path) -> StoredConfig:
             f'{file}, line 1: a run\'s config is {{"class": "module:name", "config": {{...}}}}; restore it, or begin '
             f"another run. It holds: {text[:80]!r}"
         )
-    return StoredConfig(path, config_class, cast("Settings", config))
+    return StoredConfig(path, config_class, _moved_with_the_whole(path, cast("Settings", config)))
+
+
+def _moved_with_the_whole(path: Path, config: "Settings") -> "Settings":
+    whole, before = path.resolve().parent, Path(str(config.get("log_path", ""))).parent
+    if not before.is_absolute() or before == whole or not is_run(whole):
+        return config
+    return {
+        name: str(whole / Path(value).relative_to(before))
+        if isinstance(value, str) and Path(value).is_relative_to(before)
+        else value
+        for name, value in config.items()
+    }
 
 
 def _git_diff() -> bytes | None:

@@ -2,6 +2,7 @@
 fields alone; of a workflow its stages and what it reads from a config. Nothing is run.
 """
 
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -9,16 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import stovetop
 from stovetop.cli.configs import Field, config_fields
-from stovetop.cli.loading import RecipeModule, checked_workflow, workflow_of
+from stovetop.cli.loading import RecipeModule, checked_workflow, phases_of, workflow_of
 from stovetop.cli.tables import WIDTH, filled
 from stovetop.kitchen.annotations import shown
 from stovetop.kitchen.stage import AnyStage
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from stovetop.kitchen.phases import Phase
+    from stovetop.kitchen.run_config import RunConfig
     from stovetop.kitchen.workflow import StageRow, Workflow
 
 PACKAGE = Path(stovetop.__file__).parent
@@ -39,9 +44,11 @@ class Input(NamedTuple):
 
 def recipe_as_json(name: str, recipe: RecipeModule) -> dict[str, object]:
     """One object: recipe, description, fields; of a workflow also its name, stages, ports and notes, and what reads
-    each field."""
+    each field; of phases each one's."""
     fields = [field._asdict() for field in config_fields(recipe.Config)]
     described: dict[str, object] = {"recipe": name, "description": inspect.getdoc(recipe) or "", "fields": fields}
+    if phases := phases_of(recipe):
+        return described | {"phases": _phases_as_json(phases)}
     workflow, checked = workflow_of(recipe), checked_workflow(recipe, recipe.Config)
     if workflow is None or checked is None:
         return described
@@ -49,6 +56,11 @@ def recipe_as_json(name: str, recipe: RecipeModule) -> dict[str, object]:
         field["read_by"] = list(checked.config_fields.get(str(field["name"]), ()))
     ports = {port: list(readers) for port, readers in checked.ports.items()}
     return described | _workflow_as_json(workflow) | {"ports": ports}
+
+
+def _phases_as_json(phases: "Sequence[Phase[Any]]") -> list[dict[str, object]]:
+    """Of each its name, and what `workflow_as_json` says of its workflow."""
+    return [{"phase": f"{index}_{each.name}"} | workflow_as_json(each.workflow) for index, each in enumerate(phases, 1)]
 
 
 def workflow_as_json(workflow: "Workflow") -> dict[str, object]:
@@ -107,10 +119,26 @@ def _reads_of(reader: AnyStage) -> Iterator[Input]:
 def recipe_as_text(recipe: RecipeModule, *, places: bool = True, width: int = WIDTH) -> str:
     """The same as lines of at most this width. `places`: with the file and the line of each stage."""
     lines = [*_reflowed(inspect.getdoc(recipe) or "", width), ""]
+    for index, phase in enumerate(phases_of(recipe), start=1):
+        lines += [f"Phase {index}_{phase.name}.", *_stage_lines(phase.workflow, width, places=places), ""]
     workflow, checked = workflow_of(recipe), checked_workflow(recipe, recipe.Config)
     if workflow is not None and checked is not None:
         lines += [*_stage_lines(workflow, width, places=places), "", *_port_lines(checked.ports, width), ""]
     return "\n".join([*lines, *_field_lines(config_fields(recipe.Config), width)])
+
+
+def phases_as_text(phases: "Sequence[Phase[Any]]", config: "DataclassInstance", width: int = WIDTH) -> Iterator[str]:
+    """What each phase of a run with this config would do."""
+    from stovetop.kitchen.phases import plan_phases
+
+    for phase, folder, own, is_complete, _ in plan_phases(phases, cast("RunConfig", config)):
+        if own is None:
+            yield f"Phase {folder.name} is not run: the config has what it would leave."
+            continue
+        yield f"Phase {folder.name}{' is complete' if is_complete else ''}, in {folder}:"
+        yield from (f"  {field.name}={getattr(own, field.name)}" for field in dataclasses.fields(own))
+        stages = ", ".join(place.stage.name for place in phase.workflow.stages)
+        yield from filled(f"The stages: {stages}.", "  ", width)
 
 
 def workflow_as_text(workflow: "Workflow", *, places: bool = True, width: int = WIDTH) -> str:

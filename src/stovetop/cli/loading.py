@@ -4,9 +4,9 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, UnknownName
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from stovetop.kitchen.check import Checked
+    from stovetop.kitchen.phases import Phase
+    from stovetop.kitchen.run_config import RunConfig
     from stovetop.kitchen.workflow import Workflow
 
 
 class RecipeModule(Protocol):
     """What the module of a recipe has. It may have `check(config)` too, for `--dry-run`, which refuses what can be
     known to be wrong without a model and without writing anything; and `WORKFLOW`, which its `main` runs with the ports
-    `service` and `run`."""
+    `service` and `run`, or `PHASES`, which it gives to `run_phases`."""
 
     Config: type["DataclassInstance"]
     main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
@@ -69,8 +71,23 @@ def _is_recipe(module: "ModuleType") -> bool:
 
 
 def workflow_of(recipe: RecipeModule) -> "Workflow | None":
-    """None for a flat loop."""
+    """None for a flat loop, and where there are phases."""
     return vars(recipe).get("WORKFLOW")
+
+
+def phases_of(recipe: RecipeModule) -> "Sequence[Phase[Any]]":
+    """None for all others."""
+    return vars(recipe).get("PHASES", ())
+
+
+def raise_problems(recipe: RecipeModule, config: "DataclassInstance") -> None:
+    """Every problem that the recipe's workflow, or its phases, have with this config; a flat loop has none."""
+    from stovetop.kitchen.phases import check_phases
+
+    if (checked := checked_workflow(recipe, config)) is not None:
+        checked.raise_problems()
+    if phases := phases_of(recipe):
+        check_phases(phases, cast("RunConfig", config))
 
 
 def checked_workflow(recipe: RecipeModule, config: "DataclassInstance | type[DataclassInstance]") -> "Checked | None":

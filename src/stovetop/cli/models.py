@@ -95,7 +95,11 @@ def _refuse_run(path: str) -> None:
     """Where a checkpoint is wanted, the folder of a run that has some is an easy mistake."""
     if not is_run(Path(path)):
         return
-    last = get_last_checkpoint(path, "sampler_path") or get_last_checkpoint(path)
+    from stovetop.kitchen.phases import phases_in
+
+    folders = [Path(path), *(phase.folder for phase in phases_in(Path(path)))]
+    found = [get_last_checkpoint(folder, "sampler_path") or get_last_checkpoint(folder) for folder in folders]
+    last = next((record for record in reversed(found) if record is not None), None)
     hint = (
         "it has no checkpoint yet" if last is None else f"its last checkpoint is {last.sampler_path or last.state_path}"
     )

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stovetop.cli.configs import config_of
-from stovetop.cli.describe import recipe_as_json, recipe_as_text, workflow_as_json, workflow_as_text
+from stovetop.cli.describe import (
+    phases_as_text,
+    recipe_as_json,
+    recipe_as_text,
+    workflow_as_json,
+    workflow_as_text,
+)
 from stovetop.cli.interrupts import run_interruptibly
-from stovetop.cli.loading import RecipeModule, checked_workflow, load_recipe, workflow_of
+from stovetop.cli.loading import RecipeModule, load_recipe, phases_of, raise_problems, workflow_of
 from stovetop.cli.reports import report_of, show_report
 from stovetop.cli.runs import (
     config_to_go_on_with,
@@ -60,19 +66,12 @@ def run(words: Sequence[str]) -> Action:
     config = config_of(recipe, words[1:], f"stovetop run {words[0]}")
     if "--dry-run" in words:
         return _dry_run(recipe, config)
-    _check_workflow(recipe, config)
+    raise_problems(recipe, config)
     return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["run", *words]))
 
 
-def _check_workflow(recipe: RecipeModule, config: "DataclassInstance") -> None:
-    """Raises every problem that the recipe's workflow has with this config; a flat loop has none."""
-    checked = checked_workflow(recipe, config)
-    if checked is not None:
-        checked.raise_problems()
-
-
 def _dry_run(recipe: RecipeModule, config: "DataclassInstance") -> Action:
-    _check_workflow(recipe, config)
+    raise_problems(recipe, config)
     if (check := vars(recipe).get("check")) is not None:
         check(config)
     return lambda: _show_what_would_run(recipe, config)
@@ -85,6 +84,8 @@ def _show_what_would_run(recipe: RecipeModule, config: "DataclassInstance") -> N
     if (workflow := workflow_of(recipe)) is not None:
         stages = f"The stages: {', '.join(place.stage.name for place in workflow.stages)}."
         print("\n".join(filled(stages, "", text_width())))
+    if phases := phases_of(recipe):
+        print("\n".join(phases_as_text(phases, config)))
 
 
 # ---- resume, runs, report -------------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def resume(words: Sequence[str]) -> Action:
     if "--dry-run" in words:
         return _dry_run(recipe, config)
     check_opening(stored.path, config)
-    _check_workflow(recipe, config)
+    raise_problems(recipe, config)
     return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["resume", *words]))
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stovetop.checkpoints import load_checkpoints_file
-from stovetop.cli.runs import recipe_of
+from stovetop.cli.runs import recipe_of, state_of
 from stovetop.cli.tables import filled, print_table, text_width
+from stovetop.run_folder import is_run
 from stovetop.runs import load
 from stovetop.tracking.console import format_number
 from stovetop.tracking.events import encode_number
@@ -34,26 +35,30 @@ class Report:
 
     run: str  # its folder
     recipe: str  # or the class of its config, where that is no recipe's
-    state: str  # "complete", "not complete"
+    state: str  # see `runs.state_of`
     num_rows: int
     metrics: list[Metric]
     checkpoints: list[dict[str, object]]
     files: list[str]  # plots and tables, in its folder
+    phases: "list[Report]"  # that have begun, of a run of several
 
 
 def report_of(folder: Path) -> Report:
     """Of a run, which may still be running."""
+    from stovetop.kitchen.phases import phases_in
+
     record = load(folder)
     names = dict.fromkeys(name for row in record.metrics for name in row if name != "step")
     checkpoints = load_checkpoints_file(folder)
     return Report(
         str(folder),
         recipe_of(record.config_class) or record.config_class,
-        "complete" if checkpoints and checkpoints[-1].final else "not complete",
+        state_of(folder),
         len(record.metrics),
         [_metric(name, record.series(name).values) for name in names],
         [dict(checkpoint.to_dict()) for checkpoint in checkpoints],
         sorted(file.name for file in folder.iterdir() if file.suffix in (".png", ".md", ".html")),
+        [report_of(phase.folder) for phase in phases_in(folder) if is_run(phase.folder)],
     )
 
 
@@ -64,9 +69,10 @@ def _metric(name: str, values: list[float]) -> Metric:
 def show_report(report: Report, *, as_json: bool) -> None:
     """Prints it."""
     if as_json:
-        print(json.dumps(asdict(report) | {"metrics": [_as_json(metric) for metric in report.metrics]}, indent=1))
+        print(json.dumps(_report_as_json(report), indent=1))
         return
-    print(f"{report.run}: {report.recipe}, {report.state}, {report.num_rows} rows of metrics")
+    rows = "" if report.phases else f", {report.num_rows} rows of metrics"
+    print(f"{report.run}: {report.recipe}, {report.state}{rows}")
     shown = [metric for metric in report.metrics if not metric.metric.startswith(TIMES) or metric.metric == "time/step"]
     if changed := [metric for metric in shown if metric.lowest != metric.highest]:
         print_table([{name: _cell(getattr(metric, name)) for name in COLUMNS} for metric in changed])
@@ -76,6 +82,17 @@ def show_report(report: Report, *, as_json: bool) -> None:
         print(f"checkpoint {checkpoint['name']}: {checkpoint.get('state_path') or checkpoint.get('sampler_path')}")
     if report.files:
         print(f"in its folder: {', '.join(report.files)}")
+    for phase in report.phases:
+        print()
+        show_report(phase, as_json=False)
+
+
+def _report_as_json(report: Report) -> dict[str, object]:
+    return {
+        **asdict(report),
+        "metrics": [_as_json(metric) for metric in report.metrics],
+        "phases": [_report_as_json(phase) for phase in report.phases],
+    }
 
 
 def _as_json(metric: Metric) -> dict[str, str | float]:

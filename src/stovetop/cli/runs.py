@@ -42,6 +42,9 @@ def run_in(path: str) -> Path:
 def stored_run(path: str) -> tuple[str, StoredConfig]:
     """The recipe of the run in this folder, by name, and its config as it is stored."""
     stored = read_config(run_in(path))
+    if is_phase(stored.path):
+        whole = shlex.quote(str(stored.path.parent))
+        raise InvalidRequest(f"this is a phase of a run, which goes on as a whole: stovetop resume {whole}")
     name = recipe_of(stored.config_class)
     if name is None:
         raise InvalidRequest(
@@ -49,6 +52,25 @@ def stored_run(path: str) -> tuple[str, StoredConfig]:
             f"itself: {stored.path}"
         )
     return name, stored
+
+
+def is_phase(folder: Path) -> bool:
+    """Whether the run in this folder is a phase of the run in the folder above."""
+    from stovetop.kitchen.phases import phases_in
+
+    return any(phase.folder == folder for phase in phases_in(folder.parent))
+
+
+def state_of(folder: Path) -> str:
+    """ "complete", "not complete"; of a run of phases that is not complete, "phase 2 of 3"."""
+    from stovetop.kitchen.phases import phases_in
+
+    phases = phases_in(folder)
+    if not phases:
+        last = get_last_checkpoint(folder)
+        return "complete" if last is not None and last.final else "not complete"
+    num_complete = sum(phase.is_complete for phase in phases)
+    return "complete" if num_complete == len(phases) else f"phase {num_complete + 1} of {len(phases)}"
 
 
 def config_to_go_on_with(stored: StoredConfig, config_class: "type[DataclassInstance]") -> "DataclassInstance":
@@ -82,8 +104,8 @@ def refuse_another_place(config: "DataclassInstance", stored: StoredConfig) -> N
 
 
 class ListedRun(NamedTuple):
-    recipe: str  # "" where it is no recipe's
-    state: str  # "complete", "not complete"
+    recipe: str  # "" where it is no recipe's; with its folder for a phase
+    state: str  # see `state_of`
     last_step: str  # of its last row; "" where it has none
     run: str  # its folder
 
@@ -104,11 +126,11 @@ def _folders(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def _listed(path: Path) -> ListedRun:
+    whole = path.parent if is_phase(path) else path
     try:
-        recipe = recipe_of(read_config(path).config_class) or ""
+        recipe = recipe_of(read_config(whole).config_class) or ""
     except StovetopError:  # a folder of several runs has no config of its own
         recipe = ""
     steps = parse_rows(path / METRICS_FILE, step_of_row)
-    last = get_last_checkpoint(path)
-    state = "complete" if last is not None and last.final else "not complete"
-    return ListedRun(recipe, state, str(steps[-1]) if steps else "", str(path))
+    name = recipe if whole == path else f"{recipe} {path.name}".strip()
+    return ListedRun(name, state_of(path), str(steps[-1]) if steps else "", str(path))
