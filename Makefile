@@ -23,6 +23,7 @@ test: .venv/installed-test
 .venv/installed-demo: EXTRAS = gguf
 .venv/installed-test: EXTRAS = gguf,dev
 .venv/installed-%: pyproject.toml constraints.txt
+	@echo "installing what is needed into .venv: some minutes the first time"
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[$(EXTRAS)]'
 	$(if $(findstring dev,$(EXTRAS)),.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) --no-deps tinker-cookbook)

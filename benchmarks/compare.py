@@ -70,16 +70,20 @@ def run_here(side: str, measure: str, setting: Setting) -> Numbers:
 
 
 def run_apart(side: str, measure: str, options: argparse.Namespace, checkout: Path = HERE) -> Numbers:
-    """The same in a fresh process, with the files of this checkout or of another one. What it prints besides its
-    numbers is shown if it fails."""
-    words = [f"--model={options.model}", f"--dtype={options.dtype}", f"--threads={options.threads}"]
-    program = str(checkout / "benchmarks" / "compare.py")
-    command = [sys.executable, program, "--side", side, "--measure", measure, "--size", options.size, *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = str(checkout / "src")
+    """The same in a fresh process, with the files of this checkout or of another one."""
+    words = ["--side", side, "--measure", measure, "--size", options.size]
+    words += [f"--model={options.model}", f"--dtype={options.dtype}", f"--threads={options.threads}"]
+    return printed_numbers(checkout / "benchmarks" / "compare.py", words, options.threads)
+
+
+def printed_numbers(program: Path, words: list[str], threads: int) -> Numbers:
+    """The last line of what the program prints, in a process of its own. The rest is shown if it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = str(program.parents[1] / "src")
+    command = [sys.executable, str(program), *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"{side} {measure} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -184,7 +184,7 @@ def _folder(path: Path) -> Path:
     for folder in (path, *_beside(path, "replaced")):
         if folder.is_dir():
             return folder
-    raise CheckpointNotFound(f"there is no checkpoint at this path: {path}")
+    raise CheckpointNotFound(f"there is no checkpoint at this path: {path}; pass the path that the save returned")
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:

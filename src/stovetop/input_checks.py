@@ -154,7 +154,8 @@ def check_step(gradients: object | None, failure: BaseException | None) -> None:
     are half of what was asked for."""
     if failure is not None:
         raise InvalidRequest(
-            f"a forward_backward before it failed, so its gradients are dropped: {failure}"
+            "a forward_backward before it failed, so its gradients are dropped; begin the step anew with a "
+            f"forward_backward: {failure}"
         ) from failure
     if gradients is None:
         raise InvalidRequest("there is no gradient; call forward_backward before optim_step")

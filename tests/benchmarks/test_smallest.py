@@ -37,3 +37,12 @@ def test_each_benchmark_says_how_to_run_it() -> None:
     assert len(programs) >= 8
     for path in programs:
         assert f"python benchmarks/{path.name}" in path.read_text(), path.name
+
+
+@pytest.mark.slow
+def test_what_workflows_bring_and_cost_is_measured(tmp_path: Path) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    words = ["--size", "smoke", "--threads", "1", "--model", str(model), "--only", "overlap", "ready", "sl", "sl_cpu"]
+    done = run_python(str(FOLDER / "workflows.py"), *words, check=True, limit_s=240)
+    for row in ("overlap, rl, depth 1", "groups as they are ready", "sl_basic, against sl_loop: the model"):
+        assert row in done.stdout

@@ -31,7 +31,7 @@ from stovetop.kitchen import stage
 from stovetop.kitchen.workflow import Workflow
 
 NUM_PARTS = 60  # of the boundaries of a mode
-NUM_STOPS = 30  # runs of a mode that are stopped in another way
+NUM_STOPS = 20  # runs of a mode that are stopped in another way
 QUICK_STOPS = {("supervised", 0), ("one step ahead", 1), ("off-policy distillation", 2), ("two steps ahead", 3)}
 
 

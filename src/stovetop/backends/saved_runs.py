@@ -188,7 +188,9 @@ class SavedRuns(RestClient):
                 f".../sampler_weights/<name>: {path}"
             )
         if not (path / MANIFEST).is_file():
-            raise CheckpointNotFound(f"there is no checkpoint at this path: {path}")
+            raise CheckpointNotFound(
+                f"there is no checkpoint at this path: {path}; pass the path that the save returned"
+            )
         shutil.rmtree(path)
 
     def _runs(self, limit: int, offset: int, project_id: str | None) -> TrainingRunsResponse:

@@ -120,7 +120,7 @@ def runs(words: Sequence[str]) -> Action:
     parser.add_argument("--json", action="store_true", help="for programs: a list of objects with the same columns")
     options = parser.parse_args(words)
     if not Path(options.folder).is_dir():
-        raise InvalidRequest(f"there is no such folder: {options.folder!r}")
+        raise InvalidRequest(f"there is no such folder: {options.folder!r}; runs are made by `stovetop run RECIPE`")
     return lambda: _show_runs(Path(options.folder), as_json=options.json)
 
 
