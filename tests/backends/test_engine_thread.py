@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from processes import run_python
 from stovetop.backends import recording
 from stovetop.backends.endings import SECONDS_TO_FINISH, stop
 from stovetop.backends.engine_thread import EngineThread
@@ -109,6 +110,47 @@ def test_work_is_interrupted_within_a_piece_and_never_between() -> None:
             thread.join(0.001)
         assert ends == ["interrupted"]
         assert counts[0] - counts[1] in (0, 1)
+
+
+TRACED = """
+import sys, threading, time
+from stovetop.backends.interruption import Interrupted, Interruptible
+
+def trace(frame, event, argument):
+    return trace
+
+def interrupted_at_once(index):
+    work = Interruptible()
+
+    def run():
+        try:
+            while True:
+                work.run(lambda: None)
+        except Interrupted:
+            pass
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(index * 1e-6)
+    while thread.is_alive():
+        work.interrupt()
+        thread.join(0.001)
+
+for index in range(100):
+    interrupted_at_once(index % 50)
+threading.settrace(trace)
+sys.settrace(trace)
+for _ in range(4):
+    threading.Thread(target=time.sleep, args=(0.1,)).start()
+for index in range(30):
+    interrupted_at_once(index)
+print("goes on")
+"""
+
+
+def test_a_program_that_is_traced_goes_on_after_work_was_interrupted() -> None:
+    """By coverage or a debugger: CPython 3.11 stands still while an exception is announced that no thread gets."""
+    assert run_python("-c", TRACED, limit_s=30).stdout == "goes on\n"
 
 
 class Dying:

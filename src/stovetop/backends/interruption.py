@@ -7,6 +7,7 @@ C++ that aborts the process. So the work is told to stop first, by an exception 
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -52,17 +53,22 @@ class Interruptible:
             self._worker = threading.get_ident()
 
     def _leave(self) -> None:
-        while self._worker is not None:
+        """Nothing is raised in this thread from then on, and what was about to be raised has been. It is received and
+        not taken back: CPython 3.11 would have all threads look for it for ever, and under a tracer (coverage, a
+        debugger) do nothing else."""
+        while True:
             try:
                 with self._lock:
-                    if self._interrupted:
-                        _raise_in(threading.get_ident(), None)  # takes back what was not raised yet
                     self._worker = None
+                if not self._interrupted:
+                    return
+                _raise_in(threading.get_ident(), Interrupted)  # in place of one that is under way, if there is one
+                while True:
+                    time.sleep(0)
             except Interrupted:
-                pass
+                if self._worker is None:
+                    return
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
-    )
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
