@@ -304,8 +304,8 @@ def test_what_earlier_phases_have_not_left_yet_is_given_in_words(config: Config)
 
 
 def test_what_a_phase_does_not_leave_is_said() -> None:
-    done = {"supervised": Finished("supervised", {"state_path": "here"})}
-    assert done["supervised"].state_path == "here"
+    done = {"supervised": Finished("supervised", {"state_path": "here", "sampler_path": "there"})}
+    assert (done["supervised"].state_path, done["supervised"].sampler_path) == ("here", "there")
     with pytest.raises(UnknownName, match="path that phase 'supervised' leaves 'file'"):
         _ = done["supervised"].file
 
