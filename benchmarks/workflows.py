@@ -39,6 +39,7 @@ from rich.console import Console
 import stovetop
 from stovetop.backends import recording
 from stovetop.client import ServiceClient
+from stovetop.datasets import load_rows
 from stovetop.kitchen import Loop, Positions, RunConfig, Station, Workflow, stage
 from stovetop.kitchen.workflows import READY, REINFORCEMENT, STREAMING
 from stovetop.recipes import dpo, rl_basic, rl_loop, sl_basic, sl_loop
@@ -60,8 +61,8 @@ class Size:
 
 
 SIZES = {
-    "full": Size(rounds=5, wait_s=0.1, warm=3, steps=18, cpu_steps=300, model_steps=6, max_tokens=16),
-    "quick": Size(rounds=1, wait_s=0.1, warm=3, steps=12, cpu_steps=100, model_steps=3, max_tokens=8),
+    "full": Size(rounds=5, wait_s=0.1, warm=3, steps=18, cpu_steps=100, model_steps=6, max_tokens=16),
+    "quick": Size(rounds=1, wait_s=0.1, warm=3, steps=12, cpu_steps=40, model_steps=3, max_tokens=8),
     "smoke": Size(rounds=1, wait_s=0.004, warm=1, steps=2, cpu_steps=6, model_steps=1, max_tokens=2),
 }
 
@@ -259,7 +260,7 @@ def heavy_tailed(setting: Setting, workflow: Workflow) -> Numbers:
 
     def latency(verb: str) -> float:
         training_s = size.wait_s if verb == "forward_backward" else 0.0
-        return 0.2 * size.wait_s * (1 + rng.pareto(1.3)) if verb == "sample" else training_s
+        return 0.5 * size.wait_s * (1 + rng.pareto(1.3)) if verb == "sample" else training_s
 
     taken, _ = recorded(workflow, rl_config(size, 1), latency, size.warm)
     return {"seconds": taken.seconds}
@@ -331,10 +332,11 @@ def model_step(side: str, setting: Setting, **fields: Any) -> Numbers:
 def cpu_step(side: str, setting: Setting) -> Numbers:
     """Of a step on the recording backend: what a long run takes more than a short one, which warms up too."""
     train, config = SIDES[side]
+    fields_in = many_chats if side.startswith("sl") else many_problems
 
     def cpu_s(num_steps: int) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:
-            made = config(f"{folder}/run", num_steps, model_name="any/model")
+            made = config(f"{folder}/run", num_steps, model_name="any/model", **fields_in(Path(folder)))
             began_s = time.process_time()
             with recording.open_service(made.log_path) as service:
                 asyncio.run(train(made, service))
@@ -343,6 +345,20 @@ def cpu_step(side: str, setting: Setting) -> Numbers:
     cpu_s(2)
     (short_s, few), (long_s, many) = cpu_s(2), cpu_s(2 + setting.size.cpu_steps)
     return {"cpu_s": (long_s - short_s) / (many - few)}
+
+
+def many_chats(folder: Path) -> dict[str, Any]:
+    """As many as sl_basic takes in a step by default, ten steps an epoch: a step of four is too small to be one."""
+    rows = load_rows("sample:chats")
+    batch_size = 128
+    lines = (json.dumps(rows[index % len(rows)]) + "\n" for index in range(10 * batch_size))
+    (folder / "chats.jsonl").write_text("".join(lines))
+    return {"dataset": str(folder / "chats.jsonl"), "batch_size": batch_size}
+
+
+def many_problems(folder: Path) -> dict[str, Any]:
+    """As many as rl_loop takes in a step by default."""
+    return {"groups_per_batch": 8, "group_size": 8}
 
 
 def runner(setting: Setting) -> Numbers:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from stovetop import runs
 from stovetop.durable import LocalDisk, append_row, read_rows
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
 from stovetop.runs import BehaviorIfExists, Run, open_run
+from stovetop.tracking import sinks
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.tracking.events import CONFIG, Recorder
 from stovetop.tracking.timing import timed
@@ -361,12 +363,12 @@ def test_a_row_that_cannot_be_written_stops_the_run_and_costs_no_earlier_one(
 
 
 def test_what_stops_a_run_is_not_hidden_by_a_record_that_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(disk: LocalDisk, path: Path, data: bytes) -> None:
+    def full(file: FileIO, data: bytes) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     run = quiet_run(tmp_path / "run")
     run.__enter__()
-    monkeypatch.setattr(LocalDisk, "append", full)
+    monkeypatch.setattr(sinks, "write_all", full)
     run.__exit__(ValueError, ValueError("a bug"), None)  # which is then raised
     assert "nor could its end be recorded" in (tmp_path / "run" / "logs.log").read_text()
 

@@ -293,7 +293,7 @@ def append_row(path: Path, row: Mapping[str, Any], *, synced: bool = True, disk:
     row; a power cut does not either once it is `synced` to the disk, which takes some milliseconds."""
     line = json.dumps(row, allow_nan=False).encode() + b"\n"
     with writing(path):
-        _cut_torn_row(path)
+        cut_torn_row(path)
         disk.append(path, line)
         if synced:
             disk.sync(path)
@@ -336,7 +336,8 @@ def _object(line: bytes) -> dict[str, Any]:
     return row  # pyright: ignore[reportUnknownVariableType]  as above
 
 
-def _cut_torn_row(path: Path) -> None:
+def cut_torn_row(path: Path) -> None:
+    """Cuts off what a crash has left of the last row of a log."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:

@@ -3,16 +3,19 @@
 import io
 import json
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
 
 from stovetop.durable import LocalDisk, read_rows
 from stovetop.errors import WriteFailed
+from stovetop.tracking import sinks
 from stovetop.tracking.console import ConsoleSink
 from stovetop.tracking.events import METRICS, TEXT, Event, EventStream, Recorder, Sink
-from stovetop.tracking.sinks import EventsFile, MetricsFile
+from stovetop.tracking.sinks import EventsFile, MetricsFile, write_all
 
 EVENTS = [
     Event("stage.start", labels={"stage": "évaluation"}),
@@ -109,14 +112,26 @@ def test_a_row_that_a_full_disk_cut_off_is_removed_before_the_next(
     file.receive(Event("a.b", 1))
     file.receive(Event("a.b", 2))
 
-    def full(disk: LocalDisk, path: Path, data: bytes) -> None:
-        with path.open("ab") as opened:
-            opened.write(data[:5])
+    def full(file: FileIO, data: bytes) -> None:
+        file.write(data[:5])
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalDisk, "append", full)
+        patch.setattr(sinks, "write_all", full)
         with pytest.raises(WriteFailed):
             file.receive(Event("a.b", 3))
     file.receive(Event("a.b", 4))
     assert [row["step"] for row in read_rows(path)] == [1, 2, 4]
+
+
+def test_a_disk_that_takes_a_part_of_a_row_is_given_the_rest() -> None:
+    class Slow:
+        taken = b""
+
+        def write(self, data: bytes) -> int:
+            self.taken += data[:3]
+            return len(data[:3])
+
+    file = Slow()
+    write_all(cast(FileIO, file), b"0123456789")
+    assert file.taken == b"0123456789"

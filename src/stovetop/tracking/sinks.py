@@ -7,11 +7,12 @@ of the process, however it comes, costs neither.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
-from stovetop.durable import LOCAL_DISK, append_row, writing
+from stovetop.durable import LOCAL_DISK, append_row, cut_torn_row, writing
 from stovetop.tracking.events import METRICS, Event, encode_number, event_to_row
 
 SYNC_EVERY_S = 1.0  # a sync takes 4 ms, so this is 0.4 % of a run at most; every row: most of a run of fast steps
@@ -39,31 +40,23 @@ class MetricsFile:
 
 
 class EventsFile:
-    """events.jsonl: every event but the rows of metrics, which have a file of their own."""
+    """events.jsonl: every event but the rows of metrics, which have a file of their own. It stays open: a step has some
+    twenty events, and to open a file costs more than to write a line into it."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
         self._synced_s = clock()
         self._is_synced = True
-        self._ends_whole = False
+        self._file: FileIO | None = None
 
     def receive(self, event: Event) -> None:
         if event.name != METRICS:
-            self._append(event_to_row(event))
+            with writing(self._path), self._opened() as file:
+                write_all(file, json.dumps(event_to_row(event), allow_nan=False).encode() + b"\n")
             self._is_synced = False
         elif self._clock() - self._synced_s >= SYNC_EVERY_S:
             self.sync()
-
-    def _append(self, row: Mapping[str, Any]) -> None:
-        """A row that was cut off is looked for only where there may be one: before the first, and after a failure."""
-        if self._ends_whole:
-            self._ends_whole = False
-            with writing(self._path):
-                LOCAL_DISK.append(self._path, json.dumps(row, allow_nan=False).encode() + b"\n")
-        else:
-            append_row(self._path, row, synced=False)
-        self._ends_whole = True
 
     def sync(self) -> None:
         if not self._is_synced:
@@ -73,6 +66,30 @@ class EventsFile:
 
     def close(self) -> None:
         self.sync()
+        self._leave()
 
     def get_logger_url(self) -> str | None:
         return None
+
+    @contextmanager
+    def _opened(self) -> Generator[FileIO]:
+        """What a failure or an earlier process has left of a row is cut off when it is opened again."""
+        try:
+            if self._file is None:
+                cut_torn_row(self._path)
+                self._file = self._path.open("ab", buffering=0)
+            yield self._file
+        except OSError:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """A nearly full disk takes a part, and refuses the rest."""
+    while data:
+        data = data[file.write(data) :]
