@@ -1,14 +1,14 @@
-"""Writes docs/recipes.md: the commands, and what `stovetop describe` says of the recipes that are workflows, without
-the lines in their files. `tests/test_docs.py` compares it."""
+"""Writes docs/recipes.md: the commands, and what `stovetop describe` says of the recipes that are workflows or rows of
+them, with their presets, without the lines in their files. `tests/test_docs.py` compares it."""
 
 from pathlib import Path
 
 from stovetop.cli import HELP
 from stovetop.cli.describe import recipe_as_text
-from stovetop.cli.loading import load_recipe
+from stovetop.cli.loading import load_recipe, workflow_names
+from stovetop.recipes import RECIPES
 
 PAGE = Path(__file__).parent / "recipes.md"
-WORKFLOWS = ("sl_basic", "rl_basic", "dpo")
 ABOVE = """\
 # Commands and recipes
 
@@ -19,14 +19,20 @@ resume RUN` takes the config from the run. Another value of a field is taken whe
 `describe` lists those fields. `stovetop describe RECIPE --json` has all of this for programs, and `workflow.json` in a
 run has the stages that ran.
 
+A recipe's own config is the published one, with its model and its data set. A preset is another config to begin with:
+`stovetop run RECIPE:PRESET field=value` runs it, with what is given in its place, and `stovetop describe RECIPE:PRESET`
+prints it. `small` is a run that needs no network and learns in minutes on two cores. A file of your own has presets
+too, FILE.py:PRESET, where it says `PRESETS = {"small": Config(...)}`.
+
 """
 
 
 def page() -> str:
     """All of it."""
     parts = [ABOVE, _block(HELP)]
-    for name in WORKFLOWS:
-        parts += [f"\n## {name}\n\n", _block(recipe_as_text(load_recipe(name), places=False))]
+    for name in RECIPES:
+        if workflow_names(recipe := load_recipe(name)):
+            parts += [f"\n## {name}\n\n", _block(recipe_as_text(recipe, places=False))]
     return "".join(parts)
 
 

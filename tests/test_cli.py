@@ -377,7 +377,7 @@ def test_list_shows_every_recipe_as_a_table_and_as_json(capsys: pytest.CaptureFi
     assert all(name in table for name in RECIPES)
     assert code_of("list", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {"recipe": "toy", "summary": "Counts to ten"} in rows
+    assert {"recipe": "toy", "summary": "Counts to ten", "workflow": [], "presets": []} in rows
     assert [row["recipe"] for row in rows] == list(RECIPES)
 
 

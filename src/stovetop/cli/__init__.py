@@ -27,7 +27,7 @@ commands:
   resume <run> [field=value ...]  go on with a run, with its own config
   runs [folder]                   the runs in a folder
   report <run>                    what a run has come to
-  list                            the recipes
+  list                            the recipes, with their presets
   describe <recipe>               what a recipe or a workflow does: its stages, and the fields of its config
   fetch <model>                   bring a model to this machine, once
   chat [model]                    talk to a base model or a checkpoint

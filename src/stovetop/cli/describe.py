@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import stovetop
 from stovetop.cli.configs import Field, config_fields
-from stovetop.cli.loading import RecipeModule, checked_workflow, phases_of, workflow_of
+from stovetop.cli.loading import RecipeModule, checked_workflow, phases_of, presets_of, workflow_of
 from stovetop.cli.tables import WIDTH, filled
 from stovetop.kitchen.annotations import shown
 from stovetop.kitchen.stage import AnyStage
+from stovetop.tracking.configs import config_to_dict
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,11 +43,20 @@ class Input(NamedTuple):
 # ---- for programs ----------------------------------------------------------------------------------------------------
 
 
-def recipe_as_json(name: str, recipe: RecipeModule) -> dict[str, object]:
-    """One object: recipe, description, fields; of a workflow also its name, stages, ports and notes, and what reads
-    each field; of phases each one's."""
+def recipe_as_json(
+    name: str, recipe: RecipeModule, preset: str | None = None, config: "DataclassInstance | None" = None
+) -> dict[str, object]:
+    """One object: recipe, description, presets, fields; of a workflow also its name, stages, ports and notes, and what
+    reads each field; of phases each one's. Of a preset, whose config is given, also its name and the config."""
     fields = [field._asdict() for field in config_fields(recipe.Config)]
-    described: dict[str, object] = {"recipe": name, "description": inspect.getdoc(recipe) or "", "fields": fields}
+    described: dict[str, object] = {
+        "recipe": name,
+        "description": inspect.getdoc(recipe) or "",
+        "presets": {each: config_to_dict(value) for each, value in presets_of(recipe).items()},
+        "fields": fields,
+    }
+    if config is not None:
+        described |= {"preset": preset, "config": config_to_dict(config)}
     if phases := phases_of(recipe):
         return described | {"phases": _phases_as_json(phases)}
     workflow, checked = workflow_of(recipe), checked_workflow(recipe, recipe.Config)
@@ -116,7 +126,14 @@ def _reads_of(reader: AnyStage) -> Iterator[Input]:
 # ---- for people ------------------------------------------------------------------------------------------------------
 
 
-def recipe_as_text(recipe: RecipeModule, *, places: bool = True, width: int = WIDTH) -> str:
+def recipe_as_text(
+    recipe: RecipeModule,
+    preset: str | None = None,
+    config: "DataclassInstance | None" = None,
+    *,
+    places: bool = True,
+    width: int = WIDTH,
+) -> str:
     """The same as lines of at most this width. `places`: with the file and the line of each stage."""
     lines = [*_reflowed(inspect.getdoc(recipe) or "", width), ""]
     for index, phase in enumerate(phases_of(recipe), start=1):
@@ -124,7 +141,26 @@ def recipe_as_text(recipe: RecipeModule, *, places: bool = True, width: int = WI
     workflow, checked = workflow_of(recipe), checked_workflow(recipe, recipe.Config)
     if workflow is not None and checked is not None:
         lines += [*_stage_lines(workflow, width, places=places), "", *_port_lines(checked.ports, width), ""]
-    return "\n".join([*lines, *_field_lines(config_fields(recipe.Config), width)])
+    fields = config_fields(recipe.Config)
+    if config is None:
+        lines += _preset_lines(recipe, fields, width)
+    else:
+        lines += [*filled(f"With the preset {preset!r}; what it sets is shown with its default.", "", width), ""]
+    return "\n".join([*lines, *_field_lines(fields, {} if config is None else _set_by(config, fields), width)])
+
+
+def _preset_lines(recipe: RecipeModule, fields: Sequence[Field], width: int) -> Iterator[str]:
+    """What each preset sets."""
+    for name, config in presets_of(recipe).items():
+        values = " ".join(f"{field}={value}" for field, value in _set_by(config, fields).items())
+        yield from filled(f"The preset {name!r} sets {values}", "", width)
+        yield ""
+
+
+def _set_by(config: "DataclassInstance", fields: Sequence[Field]) -> dict[str, str]:
+    """The fields that have not their default, with their values."""
+    values = {field.name: str(getattr(config, field.name)) for field in fields}
+    return {field.name: values[field.name] for field in fields if values[field.name] != field.default}
 
 
 def phases_as_text(phases: "Sequence[Phase[Any]]", config: "DataclassInstance", width: int = WIDTH) -> Iterator[str]:
@@ -179,10 +215,11 @@ def _port_lines(ports: Mapping[str, Iterable[str]], width: int) -> Iterator[str]
         yield from filled(f"{port}: {', '.join(readers)}", "  ", width)
 
 
-def _field_lines(fields: Sequence[Field], width: int) -> Iterator[str]:
+def _field_lines(fields: Sequence[Field], preset: Mapping[str, str], width: int) -> Iterator[str]:
     yield "The fields of the config:"
     for field in fields:
-        yield f"  {field.name}: {field.type} = {field.default}"
+        value = f"{preset[field.name]} (default {field.default})" if field.name in preset else field.default
+        yield f"  {field.name}: {field.type} = {value}"
         if meaning := "; ".join(part for part in (field.meaning, field.accepts) if part):
             yield from filled(meaning, "      ", width)
     changes = [

@@ -1,12 +1,12 @@
-"""Recipes as modules: found by name or by file, and what can be known of their workflow."""
+"""Recipes as modules: found by name or by file, with their presets, and what can be known of their workflow."""
 
 import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, UnknownName
@@ -25,21 +25,50 @@ if TYPE_CHECKING:
 
 class RecipeModule(Protocol):
     """What the module of a recipe has. It may have `check(config)` too, for `--dry-run`, which refuses what can be
-    known to be wrong without a model and without writing anything; and `WORKFLOW`, which its `main` runs with the ports
-    `service` and `run`, or `PHASES`, which it gives to `run_phases`."""
+    known to be wrong without a model and without writing anything; `WORKFLOW`, which its `main` runs with the ports
+    `service` and `run`, or `PHASES`, which it gives to `run_phases`; and `PRESETS`, configs by name."""
 
     Config: type["DataclassInstance"]
     main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
 
 
+class Chosen(NamedTuple):
+    """What RECIPE or RECIPE:PRESET names."""
+
+    recipe: RecipeModule
+    preset: str | None  # None where none is named
+    config: "DataclassInstance | None"  # of the preset
+
+
+def load_chosen(name: str) -> Chosen:
+    """The recipe of this name, see `load_recipe`, and its preset where one is named: dpo:small, FILE.py:small."""
+    recipe_name, preset = split_name(name)
+    recipe = load_recipe(recipe_name)
+    if preset is None:
+        return Chosen(recipe, None, None)
+    presets = presets_of(recipe)
+    if not presets:
+        raise InvalidRequest(f"{recipe_name} has no presets; leave the name of one out: {preset!r}")
+    if preset not in presets:
+        raise UnknownName(f"preset of {recipe_name}", preset, presets)
+    return Chosen(recipe, preset, presets[preset])
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """The recipe and the preset, if one is named; - is as good as _, but in the name of a file."""
+    recipe, colon, preset = name.rpartition(":") if not name.endswith(".py") else ("", "", name)
+    if not colon:
+        recipe = preset
+    return recipe if recipe.endswith(".py") else recipe.replace("-", "_"), preset.replace("-", "_") if colon else None
+
+
 def load_recipe(name: str) -> RecipeModule:
-    """The one of this name, in which - is as good as _; or a file of the user's own, FILE.py."""
+    """The one of this name; or a file of the user's own, FILE.py."""
     if name.endswith(".py"):
         return _load_file(Path(name))
-    known = name.replace("-", "_")
-    if known not in RECIPES:
+    if name not in RECIPES:
         raise UnknownName("recipe", name, RECIPES, hint="A recipe of your own is a file: FILE.py")
-    return cast(RecipeModule, importlib.import_module(RECIPES[known].module))
+    return cast(RecipeModule, importlib.import_module(RECIPES[name].module))
 
 
 def _load_file(path: Path) -> RecipeModule:
@@ -78,6 +107,24 @@ def workflow_of(recipe: RecipeModule) -> "Workflow | None":
 def phases_of(recipe: RecipeModule) -> "Sequence[Phase[Any]]":
     """None for all others."""
     return vars(recipe).get("PHASES", ())
+
+
+def workflow_names(recipe: RecipeModule) -> list[str]:
+    """Of its workflow, or of those of its phases, in order; none for a flat loop."""
+    workflow = workflow_of(recipe)
+    return [each.workflow.name for each in phases_of(recipe)] if workflow is None else [workflow.name]
+
+
+def presets_of(recipe: RecipeModule) -> "Mapping[str, DataclassInstance]":
+    """Configs by name, which `run` begins with; most are runs that need no network."""
+    presets: Mapping[str, object] = vars(recipe).get("PRESETS", {})
+    for name, config in presets.items():
+        if not name.isidentifier() or not isinstance(config, recipe.Config):
+            raise InvalidRequest(
+                f"PRESETS of {vars(recipe)['__name__']} has configs of its own class by name, such as "
+                f'{{"small": Config(...)}}; this entry is none: {name!r}: {config!r}'
+            )
+    return cast("Mapping[str, DataclassInstance]", presets)
 
 
 def raise_problems(recipe: RecipeModule, config: "DataclassInstance") -> None:

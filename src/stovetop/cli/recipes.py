@@ -16,7 +16,17 @@ from stovetop.cli.describe import (
     workflow_as_text,
 )
 from stovetop.cli.interrupts import run_interruptibly
-from stovetop.cli.loading import RecipeModule, load_recipe, phases_of, raise_problems, workflow_of
+from stovetop.cli.loading import (
+    RecipeModule,
+    load_chosen,
+    load_recipe,
+    phases_of,
+    presets_of,
+    raise_problems,
+    split_name,
+    workflow_names,
+    workflow_of,
+)
 from stovetop.cli.reports import report_of, show_report
 from stovetop.cli.runs import (
     config_to_go_on_with,
@@ -36,13 +46,16 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RUN_HELP = """\
-usage: stovetop run <recipe or FILE.py> [--field value | field=value ...] [--dry-run] [--debug]
+usage: stovetop run <recipe or FILE.py>[:<preset>] [--field value | field=value ...] [--dry-run] [--debug]
 
 A run is a directory. When it exists already, the run in it goes on from its last checkpoint.
 
 recipes:
 {recipes}
-  FILE.py           one of your own: docs/workflows.md
+  {own:<{width}}  one of your own: docs/workflows.md
+
+A recipe's own config is the published one: a large model, and data from a hub. A preset is another config to begin
+with; `stovetop list` names them, and most are small runs that need no network.
 
 options:
   field=value    a field of the recipe's config; --field=value and --field value are the same
@@ -59,11 +72,12 @@ stovetop run <recipe> --help lists the fields. An example:
 
 def run(words: Sequence[str]) -> Action:
     if not words or words[0] in ("-h", "--help"):
-        recipes = "\n".join(f"  {name:<18}{recipe.summary}" for name, recipe in RECIPES.items())
-        return lambda: print(RUN_HELP.format(recipes=recipes), end="")
+        width = max(map(len, RECIPES))
+        recipes = "\n".join(f"  {name:<{width}}  {recipe.summary}" for name, recipe in RECIPES.items())
+        return lambda: print(RUN_HELP.format(recipes=recipes, own="FILE.py", width=width), end="")
 
-    recipe = load_recipe(words[0])
-    config = config_of(recipe, words[1:], f"stovetop run {words[0]}")
+    recipe, _, preset = load_chosen(words[0])
+    config = config_of(recipe, words[1:], f"stovetop run {words[0]}", preset)
     if "--dry-run" in words:
         return _dry_run(recipe, config)
     raise_problems(recipe, config)
@@ -150,11 +164,32 @@ def report(words: Sequence[str]) -> Action:
 
 def list_recipes(words: Sequence[str]) -> Action:
     parser = argparse.ArgumentParser("stovetop list", description="The recipes that stovetop run can run.")
-    parser.add_argument("--json", action="store_true", help="for programs: a list of objects with recipe and summary")
-    rows = [{"recipe": name, "summary": recipe.summary} for name, recipe in RECIPES.items()]
-    if parser.parse_args(words).json:
-        return lambda: print(json.dumps(rows, indent=1))
-    return lambda: print_table(rows)
+    parser.add_argument("--json", action="store_true", help="for programs: a list of objects with the same columns")
+    as_json = parser.parse_args(words).json
+    return lambda: _show_recipes(as_json=as_json)
+
+
+def _show_recipes(*, as_json: bool) -> None:
+    modules = {name: load_recipe(name) for name in RECIPES}
+    names = {name: (workflow_names(module), list(presets_of(module))) for name, module in modules.items()}
+    if as_json:
+        rows = [
+            {"recipe": name, "summary": RECIPES[name].summary, "workflow": workflows, "presets": presets}
+            for name, (workflows, presets) in names.items()
+        ]
+        print(json.dumps(rows, indent=1))
+        return
+    print_table(
+        [
+            {
+                "recipe": name,
+                "summary": RECIPES[name].summary,
+                "workflow": ", ".join(workflows) or "-",
+                "presets": ", ".join(f"{name}:{preset}" for preset in presets) or "-",
+            }
+            for name, (workflows, presets) in names.items()
+        ]
+    )
 
 
 def describe(words: Sequence[str]) -> Action:
@@ -163,20 +198,21 @@ def describe(words: Sequence[str]) -> Action:
     workflows = list_workflows()
     parser = argparse.ArgumentParser(
         "stovetop describe",
-        description="What a recipe does: its stages and its config. Or what a workflow does, and what it wants of a\n"
-        "config.",
+        description="What a recipe does: its stages and its config; RECIPE:PRESET, with the config of the preset. Or\n"
+        "what a workflow does, and what it wants of a config.",
         epilog=f"recipes: {', '.join(RECIPES)}\nworkflows: {', '.join(workflows)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", help="a recipe or a workflow, see below; or FILE.py, a recipe of your own")
     parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
     options = parser.parse_args(words)
-    name, width = options.recipe.replace("-", "_"), text_width()
-    if (workflow := workflows.get(name)) is not None:
+    (name, preset), width = split_name(options.recipe), text_width()
+    if preset is None and (workflow := workflows.get(name)) is not None:
         described = workflow_as_json(workflow) if options.json else workflow_as_text(workflow, width=width)
     elif name in RECIPES or name.endswith(".py"):
-        recipe = load_recipe(options.recipe)
-        described = recipe_as_json(name, recipe) if options.json else recipe_as_text(recipe, width=width)
+        chosen = load_chosen(options.recipe)
+        described = recipe_as_json(name, *chosen) if options.json else recipe_as_text(*chosen, width=width)
     else:
-        raise UnknownName("recipe or workflow", options.recipe, [*RECIPES, *workflows])
+        kind, known = ("recipe or workflow", [*RECIPES, *workflows]) if preset is None else ("recipe", [*RECIPES])
+        raise UnknownName(kind, name, known)
     return lambda: print(json.dumps(described, indent=1) if options.json else described)
