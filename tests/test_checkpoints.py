@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import random
@@ -455,6 +456,17 @@ def test_a_finished_run_trains_nothing_saves_nothing_and_says_so(tmp_path: Path,
     assert start.batch == 7
     assert load_checkpoints_file(tmp_path) == rows
     assert "already complete: 7 of 7 batches" in caplog.text
+
+
+def test_a_run_cannot_end_before_what_it_has_trained(tmp_path: Path):
+    """Without a final checkpoint it would pass for complete, and for ever not be so."""
+    record = CheckpointRecord(name="000006", batch=6, state_path="/a")
+    with open_service(tmp_path) as service:
+        client = service.create_lora_training_client("any/model", 4).result()
+    with pytest.raises(InvalidRequest, match="has trained 6 batches, and cannot end after 4; ask for 6 or more"):
+        Start(client, 6, record).is_complete(4)
+    assert not Start(client, 6, record).is_complete(6)
+    assert Start(client, 6, dataclasses.replace(record, final=True)).is_complete(4)
 
 
 def test_a_finished_run_that_is_made_longer_goes_on(tmp_path: Path):

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from stovetop.cli.loading import load_recipe
 from stovetop.cli.tables import text_width
 from stovetop.kitchen.workflows import list_workflows
 from stovetop.recipes import RECIPES
-from stovetop.runs import load
+from stovetop.runs import load, open_run
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,36 @@ def test_a_table_in_a_pipe_has_one_line_a_row(tmp_path: Path, capsys: pytest.Cap
     assert main(["runs", str(tmp_path)]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "sl_basic" in line]
     assert row.split() == ["sl_basic", "complete", "2", str(folder)]
+
+
+@dataclass(frozen=True)
+class Some:
+    """A config."""
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("metrics.jsonl", b"words\n"),
+        ("checkpoints.jsonl", b"{}\n"),
+        ("workflow.json", b"words"),
+        ("workflow.json", b"[]"),
+        ("workflow.json", b'{"phases": 3}'),
+        ("workflow.json", b'{"phases": [{"file": null}]}'),
+    ],
+)
+def test_a_damaged_run_hides_no_other_and_its_report_names_the_file(
+    file: str, damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        with open_run(tmp_path / name, Some(), console=False):
+            pass
+    (tmp_path / "a" / file).write_bytes(damage)
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(each["state"], Path(each["run"]).name) for each in listed] == [("damaged", "a"), ("not complete", "b")]
+    assert main(["report", str(tmp_path / "a")]) == 1
+    assert f"/a/{file}" in capsys.readouterr().err
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------

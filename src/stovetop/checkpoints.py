@@ -248,9 +248,15 @@ class Start:
 
     def is_complete(self, num_batches: int) -> bool:
         """Whether a run of so many batches has nothing left to do, which is said; ask before `Run.start_at`, so that a
-        run that is complete keeps every row it has. One that was stopped just before its final checkpoint is not."""
+        run that is complete keeps every row it has. One that was stopped just before its final checkpoint is not, and
+        one that was stopped behind the batch that it is to end with now cannot be: it has no weights of that."""
         finished = self.record is not None and self.record.final is True
-        if self.batch < num_batches or (self.batch == num_batches and not finished):
+        if self.batch > num_batches and not finished:
+            raise InvalidRequest(
+                f"this run has trained {self.batch} batches, and cannot end after {num_batches}; ask for "
+                f"{self.batch} or more (max_steps, num_epochs), or begin another run with another log_path"
+            )
+        if self.batch < num_batches or not finished:
             return False
         log.info("already complete: %d of %d batches are trained", self.batch, num_batches)
         return True

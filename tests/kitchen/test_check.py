@@ -186,6 +186,22 @@ def test_types_are_compared_with_those_of_the_writer_the_config_the_ports_and_th
     ]
 
 
+def test_a_port_may_be_a_class_which_is_not_taken_for_a_value_of_it() -> None:
+    class Oven: ...
+
+    @dataclass(frozen=True)
+    class NoFields: ...
+
+    @stage
+    def bake(oven: type[Oven], make: Callable[[], Oven]) -> None: ...
+    @stage
+    def clean(oven: Oven) -> None: ...
+
+    asyncio.run(Workflow("bakes", bake).run(NoFields(), oven=Oven, make=Oven))
+    with pytest.raises(InvalidRequest, match="'clean' reads 'oven' as Oven; port 'oven' gives type"):
+        asyncio.run(Workflow("cleans", clean).run(NoFields(), oven=Oven))
+
+
 def test_a_value_of_the_config_is_held_to_the_rules_of_those_who_read_it() -> None:
     @stage
     async def few(step: Annotated[int, Whole(0)], number: Annotated[int, Whole(1, 4)] = 1, absent: int = 0) -> None: ...
@@ -375,6 +391,11 @@ def test_all_problems_are_reported_at_once_and_nothing_runs() -> None:
     assert ran == []
 
 
+def test_a_workflow_runs_with_a_value_of_its_config() -> None:
+    with pytest.raises(InvalidRequest, match="with a value of its config, not with the class: Config"):
+        asyncio.run(toy().run(Config))  # pyright: ignore[reportArgumentType]  what is tested
+
+
 def test_a_config_is_a_dataclass() -> None:
     with pytest.raises(InvalidRequest, match=r"a config is a dataclass.*'depth': 1"):
         toy().check({"depth": 1})  # pyright: ignore[reportArgumentType]  what is tested
@@ -384,6 +405,8 @@ def test_a_config_is_a_dataclass() -> None:
 
 
 def plain() -> None: ...
+async def one_by_one(step: int) -> AsyncIterator[bool]:
+    yield False
 
 
 @pytest.mark.parametrize(
@@ -393,10 +416,13 @@ def plain() -> None: ...
         (lambda: Workflow("w", Station(draw)), "a Workflow is made of"),
         (lambda: Loop("positions", draw), "a Loop is made of Station alone"),
         (lambda: Station(Loop("positions")), "a Station is made of Stage or When alone"),
-        (lambda: When(is_even, When(is_even, draw)), "a When is made of Stage alone"),
+        (lambda: When(is_even, When(is_even, draw)), r"a When is made of Stage alone: When\(.*stage 'draw'"),
         (lambda: When(draw.function, draw), "a condition is a plain function that returns a bool: <function draw"),
         (lambda: When(lambda *names: True, draw), r"plain parameters.*\*names"),
-        (lambda: Loop("positions", Station(draw), depth=-1), "the depth of a loop is 0 or more: -1"),
+        (lambda: Loop("positions", Station(draw), depth=-1), "the depth of a loop is 0 or more, or the .*: -1"),
+        (lambda: Loop("positions", Station(draw), depth=1.5), "the depth of a loop is 0 or more, or the .*: 1.5"),
+        (lambda: Loop("positions", carry={"a": "all", "b": "all"}), "each name that is carried has a list of its own"),
+        (lambda: When(one_by_one, draw), "a condition is a plain function that returns a bool: <function one_by_one"),
         (lambda: Workflow("w", Loop("a", Station(draw)), Loop("b", Station(add))), "one loop at most.*'w'"),
         (lambda: Positions(0, 3), "at least 1 step"),
     ],
@@ -452,7 +478,10 @@ def test_the_loop_can_be_had_at_another_depth_and_without_what_it_carried() -> N
     assert at_two.loop is not None
     assert (at_two.loop.depth, at_two.loop.carry) == (2, {"total": "totals"})
     assert at_two.stages[0] == toy().stages[0]
-    assert problems(toy().at_depth(0).replace("add", alone).remove("log")) == []
+    assert problems(toy().at_depth(2)) == []
+    assert problems(toy().at_depth(0, {}).replace("add", alone).remove("log")) == []
+    with pytest.raises(InvalidRequest, match="a workflow without a loop has no depth: 'flat'"):
+        Workflow("flat", toy().stages[0].stage).at_depth(1)
 
 
 def test_what_replaces_a_conditional_stage_keeps_its_condition_and_what_is_inserted_beside_it_has_none() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -24,11 +24,14 @@ from kitchen.stages.configs import (
     write_problems,
 )
 from stovetop.backends import recording
+from stovetop.checkpoints import load_checkpoints_file
+from stovetop.durable import read_rows
 from stovetop.errors import StageFailed
 from stovetop.kitchen import RunConfig, stage
 from stovetop.kitchen.workflow import Workflow
 from stovetop.kitchen.workflows import list_workflows
 from stovetop.runs import load, open_run
+from stovetop.tracking.configs import HOW_LONG
 from stovetop.tracking.events import Event
 
 Step = int | None
@@ -289,3 +292,27 @@ def test_a_model_is_registered_once_wherever_the_end_of_a_run_is_cut_off(tmp_pat
             events = train(config, workflow)
             assert [event.step for event in events if event.name == "model.registered"] == [1]
         assert len((Path(config.log_path) / "models.jsonl").read_text().splitlines()) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MayBeLonger(RLConfig):
+    """As those of the recipes."""
+
+    max_steps: int | None = field(default=None, metadata=HOW_LONG)
+
+
+def test_a_run_that_was_made_longer_and_cut_off_at_its_end_registers_its_final_weights_too(tmp_path: Path) -> None:
+    @stage
+    def stops() -> None:
+        raise ValueError("stopped")
+
+    workflow = list_workflows()["reinforcement"]
+    config = MayBeLonger(dataset=write_problems(tmp_path / "rows"), log_path=str(tmp_path / "run"), max_steps=1)
+    train(config, workflow)
+    longer = replace(config, max_steps=2)
+    with pytest.raises(StageFailed, match="'stops'"):
+        train(longer, workflow.insert_before("register_model", stops))
+    train(longer, workflow)
+    final = [record.sampler_path for record in load_checkpoints_file(config.log_path) if record.final]
+    assert [row["path"] for row in read_rows(Path(config.log_path) / "models.jsonl")] == final
+    assert len(set(final)) == 2

@@ -277,6 +277,8 @@ def test_a_row_takes_each_metric_once_and_none_after_it_is_logged(tmp_path: Path
         row.add({"loss": 2.0})
     with pytest.raises(InvalidRequest, match="'name' must be a number"):
         row.add({"name": "a"})  # pyright: ignore[reportArgumentType]  what is tested
+    with pytest.raises(InvalidRequest, match="a metric cannot be called 'step'"):
+        row.add({"step": 4})
     with opened(tmp_path, Recorder()) as run:
         row.log(run)
         with pytest.raises(InvalidRequest, match="the row of step 3 is logged; add to it in an earlier stage: 'late'"):

@@ -67,6 +67,17 @@ def test_what_is_both_read_and_written_is_renamed_in_both() -> None:
     assert (dict(other.reads), dict(other.writes)) == ({"data_D": "test_D"}, {"data_D": "test_D"})
 
 
+def test_a_stage_that_makes_one_value_of_another_can_change_it_and_read_one_name_twice() -> None:
+    @stage(writes="larger")
+    def larger_of(one: int, other: int) -> int:
+        return max(one, other)
+
+    grow = larger_of.using("grow", one="size", other="size", larger="size")
+    assert (dict(grow.reads), dict(grow.writes)) == ({"one": "size", "other": "size"}, {"larger": "size"})
+    with pytest.raises(InvalidRequest, match="a stage writes each name once; stage 'other': 'second'"):
+        both.using("other", first="second")
+
+
 def test_a_name_that_a_stage_does_not_have_cannot_be_renamed() -> None:
     with pytest.raises(UnknownName, match="unknown name of stage 'both' 'sede'; did you mean 'seed'"):
         both.using("other", sede="my_seed")
@@ -101,7 +112,9 @@ def test_what_cannot_be_a_stage_is_refused(function: Callable[..., Any]) -> None
 
 @pytest.mark.parametrize("writes", ["two words", ("a", "a"), ("a", ""), ""])
 def test_what_cannot_be_a_name_is_refused(writes: str | tuple[str, ...]) -> None:
-    with pytest.raises(InvalidRequest, match="names of stages and values are identifiers, each given once"):
+    with pytest.raises(
+        InvalidRequest, match=r"names of stages and values are identifiers|a stage writes each name once"
+    ):
         stage(writes=writes)(several_fine)
 
 
@@ -153,6 +166,10 @@ class Box:
     def shrink(self) -> None: ...
 
 
+class Delegating:
+    def __getattr__(self, name: str) -> object: ...
+
+
 class Colour(Enum):
     RED = 1
 
@@ -174,6 +191,7 @@ Seconds = NewType("Seconds", float)
         (list[int], list[int]), (list[int], Sequence[float]), (dict[str, int], Mapping[str, int]), (list, list[int]),
         (tuple[int, ...], Sequence[int]), (tuple[int, str], Sequence[int]), (Box, Sized), (Sized, Box), (Enum, Colour),
         (Both, tuple), (list[Any], list[int]), (Callable[[int], str], Callable[[int], str]), (Row, dict),
+        (Delegating, Sized),
     ],
 )  # fmt: skip
 def test_what_may_be_right_fits(given: object, wanted: object) -> None:

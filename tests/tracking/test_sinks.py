@@ -124,6 +124,21 @@ def test_a_row_that_a_full_disk_cut_off_is_removed_before_the_next(
     assert [row["step"] for row in read_rows(path)] == [1, 2, 4]
 
 
+def test_events_go_to_the_file_that_is_in_place_when_another_has_taken_it(tmp_path: Path) -> None:
+    """As an editor does that writes a file anew."""
+    path = tmp_path / "events.jsonl"
+    file = EventsFile(path)
+    file.receive(Event("a.b", 1))
+    (tmp_path / "other").write_bytes(path.read_bytes())
+    (tmp_path / "other").rename(path)
+    file.receive(Event("a.b", 2))
+    assert [row["step"] for row in read_rows(path)] == [1, 2]
+    path.unlink()
+    file.receive(Event("a.b", 3))
+    file.close()
+    assert [row["step"] for row in read_rows(path)] == [3]
+
+
 def test_a_disk_that_takes_a_part_of_a_row_is_given_the_rest() -> None:
     class Slow:
         taken = b""

@@ -105,16 +105,20 @@ def refuse_another_place(config: "DataclassInstance", stored: StoredConfig) -> N
 
 class ListedRun(NamedTuple):
     recipe: str  # "" where it is no recipe's; with its folder for a phase
-    state: str  # see `state_of`
+    state: str  # see `state_of`; "damaged" where its files cannot be read
     last_step: str  # of its last row; "" where it has none
     run: str  # its folder
 
 
 def list_runs(folder: Path) -> Iterator[ListedRun]:
-    """The runs in a folder, and in those up to DEPTH below it, in the order of their paths."""
+    """The runs in a folder, and in those up to DEPTH below it, in the order of their paths. One whose files are damaged
+    hides no other; `stovetop report` says what is wrong with it."""
     for path in sorted(_folders(folder, DEPTH)):
         if (path / MARK_FILE).is_file():
-            yield _listed(path)
+            try:
+                yield _listed(path)
+            except StovetopError:
+                yield ListedRun("", "damaged", "", str(path))
 
 
 def _folders(folder: Path, depth: int) -> Iterable[Path]:

@@ -75,7 +75,7 @@ def _class_fits(given: object, wanted: object, exactly: bool) -> bool:
     if wanted_class is float and issubclass(given_class, int):
         return True
     if getattr(wanted_class, "_is_protocol", False):
-        return _methods_of(wanted_class) <= set(dir(given_class))
+        return _methods_of(wanted_class) <= set(dir(given_class)) or "__getattr__" in dir(given_class)
     if getattr(given_class, "_is_protocol", False):
         return True  # what has its methods may be anything
     if issubclass(wanted_class, given_class) and given_class is not wanted_class:

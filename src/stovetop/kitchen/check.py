@@ -128,7 +128,7 @@ def _table(
         yield _Use("", "the loop", "reads", name, annotation, "before")
     written = {name: annotation for each in stages for name, annotation in each.stage.gives().items()}
     carried = {name: written.get(name, UNKNOWN) for name in loop.carry}
-    for name, annotation in {**fields_of(Position), "row": Row, **carried}.items():
+    for name, annotation in [*fields_of(Position).items(), ("row", Row), *carried.items()]:
         yield _Use("", "the loop", "gives", name, annotation, "loop")
     yield from _uses(stages, "loop", carried)
     yield from (_Use("", "the loop", "gives", name, annotation, "after") for name, annotation in carried.items())

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen.stage import AnyStage, Stage, reading
+from stovetop.rules import Whole
 
 
 @dataclass(frozen=True, init=False)
@@ -20,7 +21,8 @@ class When:
 
     def __init__(self, condition: Callable[..., bool], /, *stages: AnyStage) -> None:
         check_kinds("a When", stages, Stage)
-        if not inspect.isfunction(condition) or inspect.iscoroutinefunction(condition):
+        others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if not inspect.isfunction(condition) or any(is_other(condition) for is_other in others):
             raise InvalidRequest(f"a condition is a plain function that returns a bool: {condition!r}")
         vars(self).update(condition=reading(condition, {}), stages=stages)
 
@@ -58,9 +60,12 @@ class Loop:
         self, items: str, /, *stations: Station, depth: int | str = 0, carry: Mapping[str, str] | None = None
     ) -> None:
         check_kinds("a Loop", stations, Station)
-        if isinstance(depth, int) and depth < 0:
-            raise InvalidRequest(f"the depth of a loop is 0 or more: {depth}")
-        vars(self).update(items=items, stations=stations, depth=depth, carry=dict(carry or {}))
+        carry = dict(carry or {})
+        if not isinstance(depth, str) and not Whole(0).fits(depth):
+            raise InvalidRequest(f"the depth of a loop is 0 or more, or the name of a config field: {depth!r}")
+        if len(set(carry.values())) < len(carry):
+            raise InvalidRequest(f"each name that is carried has a list of its own: {carry}")
+        vars(self).update(items=items, stations=stations, depth=depth, carry=carry)
 
 
 Node = AnyStage | When | Loop

@@ -20,12 +20,12 @@ from dataclasses import dataclass, fields, replace
 from inspect import isfunction, signature
 from pathlib import Path
 from types import NoneType
-from typing import Any, Generic, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 from stovetop.checkpoints import get_last_checkpoint
 from stovetop.client import ServiceClient
 from stovetop.durable import write_file
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.kitchen.annotations import resolved
 from stovetop.kitchen.run_config import RunConfig
 from stovetop.kitchen.workflow import WORKFLOW_FILE, Workflow
@@ -282,13 +282,13 @@ class Listed(NamedTuple):
 def phases_in(run: Path) -> list[Listed]:
     """The phases of the run in this folder, those that have not begun too; none where it has no phases."""
     file = run / WORKFLOW_FILE
-    described: object = json.loads(file.read_bytes()) if is_run(run) and file.is_file() else None
-    entries = cast("dict[str, list[dict[str, str | None]]]", described) if isinstance(described, dict) else {}
-    found: list[Listed] = []
-    for entry in entries.get("phases", ()):
-        folder = run / str(entry["folder"])
-        found.append(Listed(folder, is_complete=_left_in(folder, entry["file"]) is not None))
-    return found
+    if not (is_run(run) and file.is_file()):
+        return []
+    try:
+        entries = [(run / entry["folder"], entry["file"]) for entry in json.loads(file.read_bytes()).get("phases", ())]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StovetopError(f"{file} cannot be read ({error}); remove it, the run writes it when it goes on") from error
+    return [Listed(folder, is_complete=_left_in(folder, left) is not None) for folder, left in entries]
 
 
 def _described(planned: Sequence[Planned]) -> bytes:

@@ -149,7 +149,7 @@ class Runner:
         """Runs the rest. What went wrong first is raised; where that is a cancellation, this generator may be what
         cancelled: its task group does when a task of it fails."""
         try:
-            with self._failures_of(name):
+            with self._failures_of(name), waiting_for("the end of stage %r", name):
                 if await anext(generator, _NOTHING) is not _NOTHING:
                     await generator.aclose()
                     raise InvalidRequest("it yields a second time; a stage that opens something yields once")
@@ -224,6 +224,8 @@ class Row:
         if self.is_logged:
             names = ", ".join(metrics)
             raise InvalidRequest(f"the row of step {self.step} is logged; add to it in an earlier stage: {names!r}")
+        if "step" in metrics:
+            raise InvalidRequest("a metric cannot be called 'step', rows are numbered by that; rename it")
         for key, value in metrics.items():
             if key in self._values:
                 raise InvalidRequest(

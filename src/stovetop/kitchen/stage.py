@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stage(Generic[P, T_co]):
     """Made by `stage`. It keeps no state: what must survive a step is written, carried, or in the run."""
 
@@ -34,15 +34,18 @@ class Stage(Generic[P, T_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         return self.function(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return f"stage {self.name!r}"
+
     def using(self, name: str, /, **names: str) -> "Stage[P, T_co]":
         """The same stage under another name, with other names to read or to write:
         `await_future.using("await_optim", future="stepped")`. What it both reads and writes is renamed in both."""
         for own in names:
             if own not in self.reads and own not in self.writes:
                 raise UnknownName(f"name of stage {self.name!r}", own, {*self.reads, *self.writes})
-        _check_names(name, names.values())
         reads = {parameter: names.get(parameter, read) for parameter, read in self.reads.items()}
         writes = {given: names.get(given, written) for given, written in self.writes.items()}
+        _check_names(name, reads.values(), writes.values())
         return replace(self, name=name, reads=reads, writes=writes)
 
     @property
@@ -101,7 +104,7 @@ def stage(function: Callable[..., Any] | None = None, /, *, writes: str | tuple[
     def decorate(function: Callable[..., Any]) -> AnyStage:
         if not inspect.isfunction(inspect.unwrap(function)) or inspect.isgeneratorfunction(function):
             raise InvalidRequest(f"a stage is made of a function, a coroutine or an async generator: {function!r}")
-        _check_names(function.__name__, names)
+        _check_names(function.__name__, (), names)
         return reading(function, {name: name for name in names})
 
     return decorate if function is None else decorate(function)
@@ -120,9 +123,9 @@ def reading(function: Callable[..., T_co], writes: Mapping[str, str]) -> Stage[.
     return Stage(function.__name__, function, {each.name: each.name for each in parameters}, optional, writes)
 
 
-def _check_names(stage_name: str, names: Collection[str]) -> None:
-    for name in (stage_name, *names):
-        if not name.isidentifier() or list(names).count(name) > 1:
-            raise InvalidRequest(
-                f"names of stages and values are identifiers, each given once; stage {stage_name!r}: {name!r}"
-            )
+def _check_names(stage_name: str, reads: Collection[str], writes: Collection[str]) -> None:
+    for name in (stage_name, *reads, *writes):
+        if not name.isidentifier():
+            raise InvalidRequest(f"names of stages and values are identifiers; stage {stage_name!r}: {name!r}")
+        if list(writes).count(name) > 1:
+            raise InvalidRequest(f"a stage writes each name once; stage {stage_name!r}: {name!r}")

@@ -67,7 +67,9 @@ class Workflow:
         directory says so: the set-up stages run again, and say where the loop begins. `workflow.json` in there is what
         `describe` says of the workflow that ran last.
         """
-        self.check(config, ports).raise_problems()
+        if isinstance(config, type):
+            raise InvalidRequest(f"a workflow runs with a value of its config, not with the class: {config.__name__}")
+        self.check(config, {name: type(port) for name, port in ports.items()}).raise_problems()
         run = ports.get("run")
         if isinstance(run, Run):
             described = json.dumps(dataclasses.asdict(self.describe()), indent=1)
@@ -93,14 +95,12 @@ class Workflow:
         return Workflow(name, *self.nodes)
 
     def at_depth(self, depth: int | str, carry: Mapping[str, str] | None = None) -> "Workflow":
-        """With its loop at another depth, and with this carry."""
-        return Workflow(
-            self.name,
-            *(
-                Loop(node.items, *node.stations, depth=depth, carry=carry) if isinstance(node, Loop) else node
-                for node in self.nodes
-            ),
-        )
+        """With its loop at another depth, and with another carry where one is given: {} is none."""
+        loop = self.loop
+        if loop is None:
+            raise InvalidRequest(f"a workflow without a loop has no depth: {self.name!r}")
+        other = Loop(loop.items, *loop.stations, depth=depth, carry=loop.carry if carry is None else carry)
+        return Workflow(self.name, *(other if node is loop else node for node in self.nodes))
 
     def replace(self, name: str, *new: AnyStage | When) -> "Workflow":
         """With others in the place of this stage. Where it is under a condition, so are they."""

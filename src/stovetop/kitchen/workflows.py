@@ -250,7 +250,7 @@ READY = (
     .remove("assemble_rl_batch")
     .insert_before("schedule", take_ready, compute_advantages, assemble_rl_batch)
     .replace("freeze_policy", publish_policy)
-    .at_depth(0)
+    .at_depth(0, carry={})
     .named("ready")
 )
 

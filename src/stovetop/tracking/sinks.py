@@ -6,6 +6,7 @@ of the process, however it comes, costs neither.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -65,16 +66,21 @@ class EventsFile:
             self._synced_s, self._is_synced = self._clock(), True
 
     def close(self) -> None:
-        self.sync()
-        self._leave()
+        try:
+            self.sync()
+        finally:
+            self._leave()
 
     def get_logger_url(self) -> str | None:
         return None
 
     @contextmanager
     def _opened(self) -> Generator[FileIO]:
-        """What a failure or an earlier process has left of a row is cut off when it is opened again."""
+        """What a failure or an earlier process has left of a row is cut off when it is opened again, as it is where an
+        editor has put another file in its place."""
         try:
+            if self._file is not None and not self._is_in_place(self._file):
+                self._leave()
             if self._file is None:
                 cut_torn_row(self._path)
                 self._file = self._path.open("ab", buffering=0)
@@ -82,6 +88,12 @@ class EventsFile:
         except OSError:
             self._leave()
             raise
+
+    def _is_in_place(self, file: FileIO) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def _leave(self) -> None:
         if self._file is not None:

@@ -111,8 +111,8 @@ def register_model(run: Run, adapter: Adapter, start: Start, final_checkpoint: C
     if record is None or record.final is not True or record.sampler_path is None:
         return
     row = {"name": run.path.name, "base_model": adapter.model_name, "path": record.sampler_path}
-    rows = read_rows(run.path / MODELS_FILE)
-    if row not in rows if final_checkpoint else not rows:
+    if row not in read_rows(run.path / MODELS_FILE):
         append_row(run.path / MODELS_FILE, row)
-    if final_checkpoint or not any(event.name == REGISTERED for event in load(run.path).events):
+    events = () if final_checkpoint else ((event.name, event.step) for event in load(run.path).events)
+    if (REGISTERED, record.batch) not in events:
         run.emit(REGISTERED, step=record.batch, base_model=adapter.model_name, path=record.sampler_path)
