@@ -25,7 +25,7 @@ LINES = [
     ],
     ["tasks", "kitchen"],
     ["distillation", "preference", "rl", "supervised", "evaluators"],
-    ["runs", "checkpoints", "run_folder", "tracking", "datasets"],
+    ["runs", "data_record", "checkpoints", "run_folder", "tracking", "named_data", "datasets", "row_sources"],
     ["completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
     ["server", "backends", "engine"],
     [

@@ -5,6 +5,7 @@
     metrics.jsonl       one row a step
     events.jsonl        everything else that happened
     checkpoints.jsonl   written by `checkpoints.py`
+    data.json           what it trains and tests on: `data_record.py`
     workflow.json       the stages of the workflow that ran last, if one did: `kitchen/workflow.py`
     code.diff           what differed from the last commit when the run was begun, if git was there
     logs.log            the package's words
@@ -20,9 +21,10 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, SupportsFloat, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeVar, cast
 
 from stovetop.checkpoints import get_last_checkpoint
+from stovetop.data_record import read_data, record_data, revisions_of
 from stovetop.durable import parse_rows, write_file
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
 from stovetop.run_folder import (
@@ -47,6 +49,8 @@ from stovetop.tracking.waiting import STALL_AFTER_S, Watch
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pydantic import JsonValue
+
+    from stovetop.named_data import Loaded
 
     Settings = Mapping[str, JsonValue]  # a config as JSON
 
@@ -288,6 +292,21 @@ class Run:
                 if error is None:
                     raise
                 log.error("nor could its end be recorded: %s", failure)
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """Of data sets of a hub, the commits that the run began with: a run that goes on reads them again."""
+        return revisions_of(read_data(self.path))
+
+    def record_data(self, dataset: str, loaded: "Loaded[Any]") -> None:
+        """Keeps in data.json what was read of `dataset`, emits `dataset.load` with the numbers, and logs which rows
+        were of no use. Data that differs from what the run has learnt from so far is refused."""
+        record_data(self.path, dataset, loaded.sources)
+        numbers = {"num_train": len(loaded.train), "num_test": len(loaded.test), "num_skipped": loaded.num_left_out}
+        self.emit("dataset.load", dataset=dataset, **numbers)
+        if loaded.left_out:
+            reasons = "; ".join(f"{number}: {reason}" for reason, number in loaded.left_out.items())
+            log.warning("%d rows of %s are of no use and left out: %s", loaded.num_left_out, dataset, reasons)
 
     def start_at(self, step: int) -> None:
         """Call it before the first step, with the step that a resumed run goes on from. Rows of metrics.jsonl from

@@ -52,8 +52,11 @@ PLAYED = {
     "rl.batch_assembled": {"num_datums", "num_tokens"},
 }
 RL = {**PLAYED, "rl.advantages_computed": {"num_groups", "num_trajectories"}, "rl.step": RL_STEP}
-PROBLEMS = {"dataset.load": {"num_train", "num_test"}, "rl.env_group_built": {"num_train", "num_test", "group_size"}}
-CHATS = {"dataset.load": {"num_train", "num_test"}}
+PROBLEMS = {
+    "dataset.load": {"num_train", "num_test", "num_skipped"},
+    "rl.env_group_built": {"num_train", "num_test", "group_size"},
+}
+CHATS = {"dataset.load": {"num_train", "num_test", "num_skipped"}}
 OFF_POLICY = {"distillation.step": {"loss", "learning_rate"}}
 
 

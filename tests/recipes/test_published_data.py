@@ -11,8 +11,9 @@ import pytest
 
 from stovetop import datasets
 from stovetop.recipes import rl_basic, sl_basic
+from stovetop.tasks import problems
 from stovetop.tasks.chats import load_split
-from stovetop.tasks.comparisons import comparisons_of
+from stovetop.tasks.comparisons import COMPARISONS, comparisons_of
 
 pytestmark = pytest.mark.slow  # the library of the hub takes its time for each of them
 Rows = Sequence[Mapping[str, object]]
@@ -52,26 +53,27 @@ def test_no_robots_has_a_test_split_which_is_held_out() -> None:
 def test_gsm8k_has_a_test_split_too_and_is_a_subset_of_its_data_set() -> None:
     rows = [{"question": f"{n} + 1 = ?", "answer": f"It is.\n#### {n + 1}"} for n in range(5)]
     publish("openai/gsm8k", "main", train=rows[:4], test=rows[4:])
-    split = rl_basic.load("gsm8k", None, test_size=2, seed=0)
+    split = problems.load("gsm8k", None, test_size=2, seed=0)
     assert sorted(str(row["question"]) for row in split.train) == [f"{n} + 1 = ?" for n in range(4)]
-    assert split.test == rows[4:]
-    assert rl_basic.load("gsm8k", "sample:gsm", 2, 0).test == datasets.load_rows("sample:gsm")
+    assert split.test == [{"question": "4 + 1 = ?", "answer": "5"}]
+    assert problems.load("gsm8k", "sample:gsm", 2, 0).test == datasets.load_rows("sample:gsm")
     rl_basic.check(rl_basic.Config(groups_per_batch=4, base_url="recording"))
 
 
 @pytest.mark.parametrize(
     ("name", "source", "test_split"),
     [
-        ("hhh", "Anthropic/hh-rlhf", None),
+        ("hhh", "Anthropic/hh-rlhf", "test"),
         ("helpsteer3", "nvidia/HelpSteer3", "validation"),
         ("ultrafeedback", "argilla/ultrafeedback-binarized-preferences", None),
     ],
 )
 def test_comparisons_are_read_by_their_name(name: str, source: str, test_split: str | None) -> None:
     rows = datasets.load_rows(f"sample:{name}")
-    publish(source, train=rows[:-2], **({test_split: rows[-2:]} if test_split else {}))
+    subset = COMPARISONS[name].train[0].subset
+    publish(source, subset, train=rows[:-2], **({test_split: rows[-2:]} if test_split else {}))
     loaded = comparisons_of(name, None, test_size=3).get_labeled_comparisons()
-    assert len(loaded.test) == (2 if test_split else 3)
+    assert len(loaded.test) == (2 if test_split else len(rows[:-2]) // 2)
     assert len(loaded.train) + len(loaded.test) + loaded.num_skipped == len(rows) - (0 if test_split else 2)
 
 

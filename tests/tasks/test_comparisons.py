@@ -4,15 +4,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stovetop.named_data import LeftOut
 from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.renderers.messages import Message
 from stovetop.tasks.comparisons import (
-    helpsteer3,
-    hhh,
+    COMPARISONS,
+    load,
     parse_helpsteer3,
     parse_hhh,
     parse_ultrafeedback,
-    ultrafeedback,
 )
 
 
@@ -22,6 +22,11 @@ def user(text: str) -> Message:
 
 def assistant(text: str) -> Message:
     return Message(role="assistant", content=text)
+
+
+def left_out(parsed: object) -> str:
+    assert isinstance(parsed, LeftOut)
+    return parsed.reason
 
 
 # ---- rows, as the datasets have them -------------------------------------------------------------------------
@@ -57,23 +62,30 @@ def test_a_pair_of_transcripts_differs_in_the_last_answer():
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "reason"),
     [
-        {},
-        {"chosen": HHH["chosen"], "rejected": None},
-        {"chosen": HHH["chosen"], "rejected": HHH["chosen"]},
-        {"chosen": HHH["chosen"], "rejected": "\n\nHuman: Another question\n\nAssistant: Very old."},
-        {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant:"},
-        {"chosen": "\n\nHuman: q\n\nAssistant: a\n\nHuman: b", "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: c"},
-        {"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"},
-        {"chosen": "\n\nHuman: q\n\nHuman: r\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nHuman: r\n\nAssistant: b"},
-        {"chosen": "junk\n\nHuman: q\n\nAssistant: a", "rejected": "junk\n\nHuman: q\n\nAssistant: b"},
-        {"chosen": "no turns", "rejected": "no turns at all"},
-        {"chosen": "", "rejected": ""},
+        ({}, "no pair of transcripts"),
+        ({"chosen": HHH["chosen"], "rejected": None}, "no pair of transcripts"),
+        ({"chosen": HHH["chosen"], "rejected": HHH["chosen"]}, "answers are the same"),
+        (
+            {"chosen": HHH["chosen"], "rejected": "\n\nHuman: Another question\n\nAssistant: Very old."},
+            "differ before the last answer",
+        ),
+        *((row, "no pair of transcripts") for row in [
+            {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant:"},
+            {"chosen": "\n\nHuman: q\n\nAssistant: a\n\nHuman: b",
+             "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: c"},
+            {"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"},
+            {"chosen": "\n\nHuman: q\n\nHuman: r\n\nAssistant: a",
+             "rejected": "\n\nHuman: q\n\nHuman: r\n\nAssistant: b"},
+            {"chosen": "junk\n\nHuman: q\n\nAssistant: a", "rejected": "junk\n\nHuman: q\n\nAssistant: b"},
+            {"chosen": "no turns", "rejected": "no turns at all"},
+            {"chosen": "", "rejected": ""},
+        ]),
     ],
-)
-def test_transcripts_that_are_no_pair_are_left_out(row):
-    assert parse_hhh(row) is None
+)  # fmt: skip
+def test_transcripts_that_are_no_pair_are_left_out(row, reason):
+    assert reason in left_out(parse_hhh(row))
 
 
 def test_the_sign_of_a_preference_says_which_response_is_better():
@@ -84,23 +96,24 @@ def test_the_sign_of_a_preference_says_which_response_is_better():
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "reason"),
     [
-        {"overall_preference": 0},
-        {"overall_preference": None},
-        {"overall_preference": "2"},
-        {"context": "Hi"},
-        {"context": []},
-        {"context": ["Hi"]},
-        {"context": [{"role": "critic", "content": "Hi"}]},
-        {"context": [{"role": "user"}]},
-        {"response1": None},
-        {"response2": ""},
-        {"response2": "No."},
+        ({"overall_preference": 0}, "neither answer is preferred"),
+        ({"overall_preference": None}, "no preference"),
+        ({"overall_preference": "2"}, "no preference"),
+        ({"overall_preference": True}, "no preference"),
+        ({"context": "Hi"}, "no context"),
+        ({"context": []}, "no prompt"),
+        ({"context": ["Hi"]}, "no role"),
+        ({"context": [{"role": "critic", "content": "Hi"}]}, "no role"),
+        ({"context": [{"role": "user"}]}, "no text"),
+        ({"response1": None}, "an answer is empty"),
+        ({"response2": ""}, "an answer is empty"),
+        ({"response2": "No."}, "answers are the same"),
     ],
 )
-def test_preferences_that_say_nothing_are_left_out(change):
-    assert parse_helpsteer3(HELPSTEER3 | change) is None
+def test_preferences_that_say_nothing_are_left_out(change, reason):
+    assert reason in left_out(parse_helpsteer3(HELPSTEER3 | change))
 
 
 def test_an_instruction_has_a_chosen_and_a_rejected_response():
@@ -109,11 +122,16 @@ def test_an_instruction_has_a_chosen_and_a_rejected_response():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"instruction": ""}, {"instruction": None}, {"chosen_response": 3}, {"rejected_response": "1, 2, 3"}],
+    ("change", "reason"),
+    [
+        ({"instruction": ""}, "no instruction"),
+        ({"instruction": None}, "no instruction"),
+        ({"chosen_response": 3}, "an answer is empty"),
+        ({"rejected_response": "1, 2, 3"}, "answers are the same"),
+    ],
 )
-def test_instructions_without_two_responses_are_left_out(change):
-    assert parse_ultrafeedback(ULTRAFEEDBACK | change) is None
+def test_instructions_without_two_responses_are_left_out(change, reason):
+    assert reason in left_out(parse_ultrafeedback(ULTRAFEEDBACK | change))
 
 
 # ---- from disk -----------------------------------------------------------------------------------------------
@@ -124,40 +142,37 @@ def test_comparisons_come_from_files_of_the_hub_on_disk_without_the_malformed_on
     pq.write_table(pa.Table.from_pylist([HELPSTEER3, malformed, HELPSTEER3]), tmp_path / "train.parquet")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (HELPSTEER3, malformed, HELPSTEER3)))
     for source in ("train.parquet", "rows.jsonl"):
-        loaded = helpsteer3(str(tmp_path / source), test_size=1).get_labeled_comparisons()
+        loaded = load(f"helpsteer3:{tmp_path / source}", test_size=1)
         assert (loaded.train, loaded.test) == ([parse_helpsteer3(HELPSTEER3)], [parse_helpsteer3(HELPSTEER3)])
-        assert loaded.num_skipped == 1
+        assert loaded.left_out == {"it has no context or no preference": 1}
 
 
 # ---- bundled samples -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("make", "source", "num_rows", "num_skipped"),
-    [
-        (hhh, "sample:hhh", 12, 0),
-        (helpsteer3, "sample:helpsteer3", 10, 1),
-        (ultrafeedback, "sample:ultrafeedback", 10, 0),
-    ],
+    ("name", "num_rows", "num_left_out"), [("hhh", 12, 0), ("helpsteer3", 10, 1), ("ultrafeedback", 10, 0)]
 )
-def test_each_dataset_has_a_bundled_sample_that_splits_reproducibly(make, source, num_rows, num_skipped):
-    loaded = make(source, test_size=3).get_labeled_comparisons()
-    assert len(loaded.train) + len(loaded.test) == num_rows - num_skipped
-    assert loaded.num_skipped == num_skipped
+def test_each_dataset_has_a_bundled_sample_that_splits_reproducibly(name, num_rows, num_left_out):
+    loaded = load(f"sample:{name}", test_size=3)
+    assert len(loaded.train) + len(loaded.test) == num_rows - num_left_out
+    assert loaded.num_left_out == num_left_out
     assert len(loaded.test) == 3
-    assert loaded == make(source, test_size=3).get_labeled_comparisons()
+    assert loaded == load(f"sample:{name}", test_size=3)
 
 
 def test_the_datasets_of_the_hub_are_split_as_others_split_them():
-    assert [(made.source, made.test_split, made.test_size, made.shuffle_seed) for made in (
-        hhh(), helpsteer3(), ultrafeedback(),
-    )] == [
-        ("Anthropic/hh-rlhf", None, 1024, 0),
-        ("nvidia/HelpSteer3", "validation", 0, 0),
-        ("argilla/ultrafeedback-binarized-preferences", None, 1024, 0),
-    ]  # fmt: skip
+    rules = {
+        name: (entry.train[0].source, [rows.split for rows in entry.test], entry.test_size)
+        for name, entry in COMPARISONS.items()
+    }
+    assert rules == {
+        "hhh": ("Anthropic/hh-rlhf", ["test"], 1024),
+        "helpsteer3": ("nvidia/HelpSteer3", ["validation"], 1024),
+        "ultrafeedback": ("argilla/ultrafeedback-binarized-preferences", [], 1024),
+    }  # fmt: skip
 
 
 def test_a_bundled_sample_keeps_half_of_its_rows_to_train_on():
-    loaded = hhh("sample:hhh").get_labeled_comparisons()
+    loaded = load("sample:hhh", test_size=1024)
     assert (len(loaded.train), len(loaded.test)) == (6, 6)

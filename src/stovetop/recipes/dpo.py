@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.client import SamplingClient, ServiceClient
+from stovetop.data_record import check_data
 from stovetop.kitchen import RunConfig, When, stage
 from stovetop.kitchen.stages.evaluation import Evaluators, evaluate, evaluate_at_end, evaluates, evaluates_at_end
 from stovetop.kitchen.workflows import PREFERENCE
@@ -36,9 +37,10 @@ from stovetop.recipes.settings import (
 )
 from stovetop.renderers.base import Renderer
 from stovetop.rules import Whole, number
-from stovetop.runs import Run, check_opening, open_run
+from stovetop.runs import check_opening, open_run
 from stovetop.supervised.logprobs import compute_reference_logprobs
-from stovetop.tasks.comparisons import comparisons_of
+from stovetop.tasks import comparisons as data
+from stovetop.tasks.comparisons import load_named_comparisons
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
@@ -80,17 +82,6 @@ class Config(RunConfig):
         check_renderer_name(self.renderer_name)
 
 
-@stage(writes="comparisons")
-def load_named_comparisons(
-    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0
-) -> LabeledComparisons:
-    """The comparisons to train on, of a named data set or of a file, and those held out."""
-    loaded = comparisons_of(dataset, test_dataset, test_size).get_labeled_comparisons()
-    numbers = {"num_train": len(loaded.train), "num_test": len(loaded.test), "num_skipped": loaded.num_skipped}
-    run.emit("dataset.load", dataset=dataset, **numbers)
-    return loaded
-
-
 @stage(writes="evaluators")
 async def make_pairs_evaluator(
     comparisons: LabeledComparisons,
@@ -121,7 +112,8 @@ COLUMNS = ("learning_rate", "dpo_loss", "accuracy", "margin", "test/accuracy", "
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     check_opening(config.log_path, config, config.behavior_if_exists)
-    loaded = comparisons_of(config.dataset, config.test_dataset, config.test_size).get_labeled_comparisons()
+    loaded = data.load(config.dataset, config.test_dataset, config.test_size)
+    check_data(config.log_path, config.dataset, loaded.sources, config.behavior_if_exists)
     num_pairs = sum(labeled.answers() is not None for labeled in loaded.train)
     check_at_most("batch_size", config.batch_size, num_pairs, "comparisons to train on")
     check_num_steps(num_pairs, config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)

@@ -17,7 +17,8 @@ from typing import Annotated, Literal
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import Row, Split, load_rows, published, split_rows
+from stovetop.data_record import check_data
+from stovetop.datasets import Row, Split
 from stovetop.kitchen import RunConfig, stage
 from stovetop.kitchen.stages.rl import Builders
 from stovetop.kitchen.workflows import REINFORCEMENT
@@ -42,18 +43,18 @@ from stovetop.rl.process_pool import WorkerPool
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole
 from stovetop.runs import Run, check_opening, open_run
-from stovetop.tasks import math
+from stovetop.tasks import math, problems
 from stovetop.tasks.math_grading import Grade, MathGrader, grade_here, prepare_worker
+from stovetop.tasks.problems import load_named_problems
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
-PROBLEMS = {"gsm8k": "openai/gsm8k"}  # on the hub, with a test split
 Answers = Literal["boxed", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
-    dataset: str = "gsm8k"  # that; FILE.jsonl with "question" and "answer", sample:NAME, or OWNER/NAME of a hub
+    dataset: str = "gsm8k"  # or math, polaris, deepmath; FILE.jsonl with "question" and "answer", sample:NAME
     test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
     test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
     answers: Answers = "boxed"  # boxed: equal as mathematics; exact: equal as text, as in rl_loop
@@ -97,27 +98,6 @@ class Config(RunConfig):
 # ---- problems --------------------------------------------------------------------------------------------------------
 
 
-def load(dataset: str, test_dataset: str | None, test_size: int, seed: int) -> Split[Row]:
-    """The rows to train on, in a first order of their own, and those held out."""
-    source = published(dataset, PROBLEMS)
-    rows = load_rows(dataset) if source is None else load_rows(source, subset="main")
-    if test_dataset is not None:
-        return split_rows(rows, 0, seed)._replace(test=load_rows(test_dataset))
-    if source is not None:
-        return split_rows(rows, 0, seed)._replace(test=load_rows(source, subset="main", split="test"))
-    return split_rows(rows, test_size, seed)
-
-
-@stage(writes="problem_rows")
-def load_problem_rows(
-    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0
-) -> Split[Row]:
-    """The rows to train on, of GSM8K or of a file, and those held out."""
-    rows = load(dataset, test_dataset, test_size, seed)
-    run.emit("dataset.load", dataset=dataset, num_train=len(rows.train), num_test=len(rows.test))
-    return rows
-
-
 @stage(writes="grade")
 async def open_grader(answers: Answers) -> AsyncIterator[Grade | None]:
     """Compares answers as mathematics, in processes of its own, which end with the workflow; None: as text."""
@@ -141,8 +121,7 @@ def build_problem_groups(
 
     def groups(rows: list[Row], size: int) -> list[ProblemGroupBuilder]:
         if grade is None:
-            problems = problems_from_rows(rows)
-            return problem_builders(problems, renderer, size, max_prompt_tokens=max_prompt_tokens)
+            return problem_builders(problems_from_rows(rows), renderer, size, max_prompt_tokens=max_prompt_tokens)
         return math.builders(rows, renderer, size, grade, max_prompt_tokens=max_prompt_tokens)
 
     train, test = groups(problem_rows.train, group_size), groups(problem_rows.test, 1)
@@ -150,7 +129,7 @@ def build_problem_groups(
     return Builders(train, test)
 
 
-WORKFLOW = REINFORCEMENT.replace("load_problems", load_problem_rows, open_grader).replace(
+WORKFLOW = REINFORCEMENT.replace("load_problems", load_named_problems, open_grader).replace(
     "build_env_group", build_problem_groups
 )
 COLUMNS = (
@@ -167,8 +146,9 @@ COLUMNS = (
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     check_opening(config.log_path, config, config.behavior_if_exists)
-    rows = load(config.dataset, config.test_dataset, config.test_size, config.seed)
-    for part in rows:
+    rows = problems.load(config.dataset, config.test_dataset, config.test_size, config.seed)
+    check_data(config.log_path, config.dataset, rows.sources, config.behavior_if_exists)
+    for part in (rows.train, rows.test):
         if config.answers == "exact":
             problems_from_rows(part)
         else:

@@ -13,8 +13,8 @@ from typing import Annotated
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import Split
-from stovetop.kitchen import RunConfig, stage
+from stovetop.data_record import check_data
+from stovetop.kitchen import RunConfig
 from stovetop.kitchen.workflows import SUPERVISED
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes.settings import (
@@ -31,8 +31,9 @@ from stovetop.recipes.settings import (
 )
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.rules import Whole
-from stovetop.runs import Run, check_opening, open_run
-from stovetop.tasks.chats import PlacedChat, load_split
+from stovetop.runs import check_opening, open_run
+from stovetop.tasks import chats as data
+from stovetop.tasks.chats import load_named_chats
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
@@ -70,16 +71,6 @@ class Config(RunConfig):
         check_renderer_name(self.renderer_name)
 
 
-@stage(writes="chats")
-def load_named_chats(
-    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0
-) -> Split[PlacedChat]:
-    """The chats to train on, of a named data set or of a file, and those held out."""
-    chats = load_split(dataset, test_dataset, test_size, seed)
-    run.emit("dataset.load", dataset=dataset, num_train=len(chats.train), num_test=len(chats.test))
-    return chats
-
-
 WORKFLOW = SUPERVISED.replace("load_dataset", load_named_chats)
 COLUMNS = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "grad_norm", "time/step")
 
@@ -87,7 +78,8 @@ COLUMNS = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "gr
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     check_opening(config.log_path, config, config.behavior_if_exists)
-    chats = load_split(config.dataset, config.test_dataset, config.test_size, config.seed)
+    chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed)
+    check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
     check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
     check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
     check_weights(config.base_url, config.model_name, config.load_checkpoint_path)

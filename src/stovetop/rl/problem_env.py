@@ -194,7 +194,7 @@ class PosedProblem(NamedTuple):
 def problems_from_rows(rows: Sequence[Mapping[str, object]]) -> list[PosedProblem]:
     """The problem of each row. A row has `answer`, a text, and either `question`, a text, or `messages`, a chat that
     ends with the question. Errors name the row by its index: call it before rows are shuffled."""
-    return [_problem_of_row(row, f"row {index}") for index, row in enumerate(rows)]
+    return [problem_of_row(row, f"row {index}") for index, row in enumerate(rows)]
 
 
 def answer_builders(
@@ -235,7 +235,8 @@ def refuse_long_prompts(envs: Iterable[ProblemEnv], max_prompt_tokens: int | Non
             )
 
 
-def _problem_of_row(row: Mapping[str, object], where: str) -> PosedProblem:
+def problem_of_row(row: Mapping[str, object], where: str) -> PosedProblem:
+    """See `problems_from_rows`. `where` names the row in errors."""
     answer, question, messages = row.get("answer"), row.get("question"), row.get("messages")
     if not isinstance(answer, str) or not answer:
         raise InvalidRequest(f"{where} needs 'answer', a text that is not empty: {answer!r}")

@@ -1,110 +1,117 @@
-"""Three public datasets of comparisons, and how their rows are read. `sample:hhh`, `sample:helpsteer3` and
-`sample:ultrafeedback`, which the package ships, have rows of the same form: a few, for tests and demonstrations.
-
-A parser returns None for a row that is no comparison; it is then left out and counted.
+"""Public data sets of comparisons, by name: `dataset=hhh`, `helpsteer3`, `ultrafeedback`, or comparisons of your own.
+What else a config can name, and several at once, is said in `named_data.load_data`. `sample:hhh` and the others, which
+the package ships, have rows of the same form: a few, for tests and demonstrations.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from stovetop.datasets import Row, published, sample_names
-from stovetop.preference.datasets import ComparisonDatasetBuilderFromRows, comparisons_from_jsonl
-from stovetop.preference.types import Comparison, Label, LabeledComparison
+from stovetop.datasets import Row
+from stovetop.kitchen.stage import stage
+from stovetop.named_data import LeftOut, Loaded, Published, PublishedRows, load_data
+from stovetop.preference.datasets import LabeledComparisons
+from stovetop.preference.types import Comparison, Label, LabeledComparison, labeled_comparison_from_json
 from stovetop.renderers.messages import Message, Role
+from stovetop.runs import Run
 
 _TURN = re.compile(r"\n\n(Human|Assistant): ?")
 _ROLES: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
 
 
-def hhh(source: str = "Anthropic/hh-rlhf", *, test_size: int = 1024) -> ComparisonDatasetBuilderFromRows:
-    """Helpful and harmless answers to people (Bai et al. 2022, arXiv:2204.05862)."""
-    return ComparisonDatasetBuilderFromRows(
-        source=source, example_to_labeled_comparison=parse_hhh, test_size=test_size, shuffle_seed=0
-    )
-
-
-def helpsteer3(source: str = "nvidia/HelpSteer3", *, test_size: int = 0) -> ComparisonDatasetBuilderFromRows:
-    """Preferences of people in many domains and languages (Wang et al. 2025, arXiv:2505.11475). On the hub it has a
-    validation split to test on; `test_size` is for other sources."""
-    return ComparisonDatasetBuilderFromRows(
-        source=source,
-        example_to_labeled_comparison=parse_helpsteer3,
-        test_split="validation" if source == "nvidia/HelpSteer3" else None,
+def load(
+    dataset: str,
+    test_dataset: str | None = None,
+    test_size: int = 0,
+    revisions: Mapping[str, str] | None = None,
+) -> Loaded[LabeledComparison]:
+    """The comparisons that a config names, to train on and held out, of these at most half; see `named_data.load_data`.
+    Rows of your own are as `types.labeled_comparison_from_json` reads them: `prompt`, `chosen` and `rejected`."""
+    return load_data(
+        dataset,
+        labeled_comparison_from_json,
+        COMPARISONS,
+        test_dataset=test_dataset,
         test_size=test_size,
-        shuffle_seed=0,
+        half_at_most=True,
+        revisions=revisions,
     )
 
 
-def ultrafeedback(
-    source: str = "argilla/ultrafeedback-binarized-preferences", *, test_size: int = 1024
-) -> ComparisonDatasetBuilderFromRows:
-    """Answers of many models, compared by a model (Cui et al. 2023, arXiv:2310.01377)."""
-    return ComparisonDatasetBuilderFromRows(
-        source=source, example_to_labeled_comparison=parse_ultrafeedback, test_size=test_size, shuffle_seed=0
-    )
+@dataclass(frozen=True, slots=True)
+class NamedComparisons:
+    """A `ComparisonDatasetBuilder` of what `load` takes."""
+
+    dataset: str
+    test_dataset: str | None = None
+    test_size: int = 0
+
+    def get_labeled_comparisons(self) -> LabeledComparisons:
+        loaded = load(self.dataset, self.test_dataset, self.test_size)
+        return LabeledComparisons(loaded.train, loaded.test, loaded.num_left_out)
 
 
-COMPARISONS: dict[str, Callable[..., ComparisonDatasetBuilderFromRows]] = {
-    "hhh": hhh,
-    "helpsteer3": helpsteer3,
-    "ultrafeedback": ultrafeedback,
-}
+def comparisons_of(dataset: str, test_dataset: str | None, test_size: int) -> NamedComparisons:
+    """The same as a builder."""
+    return NamedComparisons(dataset, test_dataset, test_size)
 
 
-def comparisons_of(dataset: str, test_dataset: str | None, test_size: int) -> ComparisonDatasetBuilderFromRows:
-    """A data set of the table by its name, its sample (`sample:hhh`), or rows of `prompt`, `chosen` and `rejected`.
-    Held out are those of `test_dataset`, whose rows have the same form; or of a test split that a published data set
-    has; or `test_size`."""
-    samples = {f"sample:{name}": builder for name, builder in COMPARISONS.items() if name in sample_names()}
-    named = published(dataset, COMPARISONS | samples)
-    if named is None:
-        return comparisons_from_jsonl(dataset, test_dataset, test_size=test_size)
-    sources = (dataset,) if dataset in samples else ()
-    builder = named(*sources, test_size=test_size)
-    return builder if test_dataset is None else replace(builder, test_source=test_dataset, test_split=None)
+@stage(writes="comparisons")
+def load_named_comparisons(
+    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0
+) -> LabeledComparisons:
+    """The comparisons to train on, of a named data set or of a file, and those held out."""
+    loaded = load(dataset, test_dataset, test_size, run.revisions)
+    run.record_data(dataset, loaded)
+    return LabeledComparisons(loaded.train, loaded.test, loaded.num_left_out)
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------
 
 
-def parse_hhh(row: Row) -> LabeledComparison | None:
+def parse_hhh(row: Row) -> LabeledComparison | LeftOut:
     """`chosen` and `rejected` are transcripts, "\\n\\nHuman: ...\\n\\nAssistant: ...". Only those count that differ in
     the last answer alone."""
     chosen, rejected = _transcript(row.get("chosen")), _transcript(row.get("rejected"))
-    if not chosen or not rejected or chosen[:-1] != rejected[:-1] or chosen[-1] == rejected[-1]:
-        return None
+    if not chosen or not rejected:
+        return LeftOut("it is no pair of transcripts in which people and assistant take turns")
+    if chosen[:-1] != rejected[:-1]:
+        return LeftOut("its transcripts differ before the last answer")
     return _labeled(chosen[:-1], chosen[-1]["content"], rejected[-1]["content"], "A")
 
 
-def parse_helpsteer3(row: Row) -> LabeledComparison | None:
+def parse_helpsteer3(row: Row) -> LabeledComparison | LeftOut:
     """`overall_preference` is below 0 where `response1` is better, above 0 where `response2` is, and 0 where neither
     is: such a row says nothing."""
     context, preference = row.get("context"), row.get("overall_preference")
-    if not isinstance(context, list) or not isinstance(preference, int | float) or preference == 0:
-        return None
+    if not isinstance(context, list) or not isinstance(preference, int | float) or isinstance(preference, bool):
+        return LeftOut("it has no context or no preference")
+    if preference == 0:
+        return LeftOut("neither answer is preferred")
     prompt: list[Message] = []
     for turn in context:
         message = _message(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else None
         if message is None:
-            return None
+            return LeftOut("a turn has no role that is known, or no text")
         prompt.append(message)
     return _labeled(prompt, row.get("response1"), row.get("response2"), "A" if preference < 0 else "B")
 
 
-def parse_ultrafeedback(row: Row) -> LabeledComparison | None:
+def parse_ultrafeedback(row: Row) -> LabeledComparison | LeftOut:
     """`instruction`, `chosen_response`, `rejected_response`: one turn."""
     question = _message("user", row.get("instruction"))
     if question is None:
-        return None
+        return LeftOut("it has no instruction")
     return _labeled([question], row.get("chosen_response"), row.get("rejected_response"), "A")
 
 
-def _labeled(prompt: Sequence[Message], first: object, second: object, label: Label) -> LabeledComparison | None:
+def _labeled(prompt: Sequence[Message], first: object, second: object, label: Label) -> LabeledComparison | LeftOut:
     """A comparison of two answers that differ and are not empty."""
     answers = [_message("assistant", answer) for answer in (first, second)]
-    if not prompt or None in answers or answers[0] == answers[1]:
-        return None
+    if not prompt or None in answers:
+        return LeftOut("it has no prompt, or an answer is empty")
+    if answers[0] == answers[1]:
+        return LeftOut("its answers are the same")
     completion_a, completion_b = ([answer] for answer in answers if answer is not None)
     return LabeledComparison(Comparison(prompt, completion_a, completion_b), label)
 
@@ -125,3 +132,33 @@ def _transcript(text: object) -> list[Message] | None:
     messages = [turn for turn in turns if turn is not None]
     alternating = names == ["Human", "Assistant"] * (len(names) // 2)
     return messages if alternating and not before.strip() and len(messages) == len(turns) else None
+
+
+# ---- the data sets ---------------------------------------------------------------------------------------------------
+
+COMPARISONS: dict[str, Published[LabeledComparison]] = {
+    # Helpful and harmless answers to people (Bai et al. 2022, arXiv:2204.05862): 160,800 pairs, and 8,552 to test on.
+    "hhh": Published(
+        train=(PublishedRows("Anthropic/hh-rlhf"),),
+        test=(PublishedRows("Anthropic/hh-rlhf", "test"),),
+        test_size=1024,
+        parse=parse_hhh,
+        schema="programs that read it: chosen, rejected",
+    ),
+    # Preferences of people in many domains and languages (Wang et al. 2025, arXiv:2505.11475): 38,459.
+    "helpsteer3": Published(
+        train=(PublishedRows("nvidia/HelpSteer3", "train", "preference"),),
+        test=(PublishedRows("nvidia/HelpSteer3", "validation", "preference"),),
+        test_size=1024,
+        parse=parse_helpsteer3,
+        schema="cards of copies of the data set: domain, language, context, response1, response2, overall_preference",
+    ),
+    # Answers of many models, compared by a model (Cui et al. 2023, arXiv:2310.01377): 63,619.
+    "ultrafeedback": Published(
+        train=(PublishedRows("argilla/ultrafeedback-binarized-preferences"),),
+        test_size=1024,
+        parse=parse_ultrafeedback,
+        schema="the card of the data set on the hub, as a search index has it: source, instruction, chosen_response, "
+        "rejected_response and more",
+    ),
+}

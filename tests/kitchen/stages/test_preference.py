@@ -36,7 +36,7 @@ def emitted(run: Run, name: str) -> list[dict[str, float]]:
 def test_load_comparisons_holds_some_out(tmp_path: Path, run: Run) -> None:
     comparisons = preference.load_comparisons(write_comparisons(tmp_path / "rows.jsonl"), run, test_size=2)
     assert (len(comparisons.train), len(comparisons.test)) == (len(ANSWERS) - 2, 2)
-    assert emitted(run, "dataset.load") == [{"num_train": 7, "num_test": 2}]
+    assert emitted(run, "dataset.load") == [{"num_train": 7, "num_test": 2, "num_skipped": 0}]
 
 
 def test_build_preference_dataset_leaves_ties_out_and_counts_them(

@@ -72,7 +72,10 @@ def test_load_problems_holds_some_out_or_takes_them_from_another_source(tmp_path
     dataset = write_problems(tmp_path / "problems.jsonl")
     assert [len(part) for part in rl.load_problems(dataset, run, test_size=3)] == [9, 3]
     assert [len(part) for part in rl.load_problems(dataset, run, test_dataset=dataset, test_size=3)] == [12, 12]
-    assert emitted(run, "dataset.load") == [{"num_train": 9, "num_test": 3}, {"num_train": 12, "num_test": 12}]
+    assert emitted(run, "dataset.load") == [
+        {"num_train": 9, "num_test": 3, "num_skipped": 0},
+        {"num_train": 12, "num_test": 12, "num_skipped": 0},
+    ]
 
 
 def test_build_env_group_makes_groups_to_train_on_and_single_tries_at_those_held_out(

@@ -14,8 +14,10 @@ from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
 from stovetop.kitchen.stages.session import Adapter
 from stovetop.kitchen.stages.steps import await_future
+from stovetop.named_data import load_data
 from stovetop.preference import reference as references
-from stovetop.preference.datasets import DPODataset, LabeledComparisons, comparisons_from_jsonl
+from stovetop.preference.datasets import DPODataset, LabeledComparisons
+from stovetop.preference.types import labeled_comparison_from_json
 from stovetop.renderers.base import Renderer
 from stovetop.runs import Run
 from stovetop.supervised import logprobs
@@ -30,9 +32,16 @@ REFERENCE = "reference"  # the name of the weights that are saved when a run beg
 @stage(writes="comparisons")
 def load_comparisons(dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0) -> LabeledComparisons:
     """Rows of `prompt`, `chosen` and `rejected`, to train on and held out."""
-    comparisons = comparisons_from_jsonl(dataset, test_dataset, test_size=test_size).get_labeled_comparisons()
-    run.emit("dataset.load", dataset=dataset, num_train=len(comparisons.train), num_test=len(comparisons.test))
-    return comparisons
+    loaded = load_data(
+        dataset,
+        labeled_comparison_from_json,
+        test_dataset=test_dataset,
+        test_size=test_size,
+        half_at_most=True,
+        revisions=run.revisions,
+    )
+    run.record_data(dataset, loaded)
+    return LabeledComparisons(loaded.train, loaded.test, loaded.num_left_out)
 
 
 class Reference(NamedTuple):

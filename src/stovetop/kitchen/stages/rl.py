@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
-from stovetop.datasets import Split, load_rows, split_rows
+from stovetop.datasets import Split
 from stovetop.errors import EnvError
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
@@ -19,6 +19,7 @@ from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy
 from stovetop.losses import PPO, LossConfig, parse_loss
 from stovetop.model_families import context_length
+from stovetop.named_data import load_data
 from stovetop.renderers.base import Renderer
 from stovetop.rl import data_processing, kl, steps
 from stovetop.rl.advantages import CENTRED, Advantage, Estimator
@@ -31,7 +32,7 @@ from stovetop.rl.metrics import (
     dict_mean,
     rl_step_fields,
 )
-from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problems_from_rows
+from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problem_of_row
 from stovetop.rl.rollouts import (
     ErrorPolicy,
     OnRolloutError,
@@ -57,11 +58,16 @@ def load_problems(
     dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0
 ) -> Split[PosedProblem]:
     """Rows of a question and its answer: to train on, in a first order of their own, and held out."""
-    posed = split_rows(problems_from_rows(load_rows(dataset)), 0 if test_dataset else test_size, seed)
-    if test_dataset:
-        posed = posed._replace(test=problems_from_rows(load_rows(test_dataset)))
-    run.emit("dataset.load", dataset=dataset, num_train=len(posed.train), num_test=len(posed.test))
-    return posed
+    loaded = load_data(
+        dataset,
+        problem_of_row,
+        test_dataset=test_dataset,
+        test_size=test_size,
+        seed=seed,
+        revisions=run.revisions,
+    )
+    run.record_data(dataset, loaded)
+    return Split(loaded.train, loaded.test)
 
 
 @stage(writes="max_prompt_tokens")

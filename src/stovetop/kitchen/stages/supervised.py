@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stovetop.client import ServiceClient, TrainingClient
-from stovetop.datasets import Batches, Split, load_chats, split_rows
+from stovetop.datasets import Batches, Split, chat_of_row
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture
 from stovetop.kitchen.nodes import Positions
@@ -17,6 +17,7 @@ from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.model_families import context_length
+from stovetop.named_data import load_data
 from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.renderers.messages import Message
 from stovetop.runs import Run
@@ -30,12 +31,16 @@ Chats = Split[tuple[int, list[Message]]]  # each with its index in its source
 @stage(writes="chats")
 def load_dataset(dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0) -> Chats:
     """The chats to train on, in a first order of their own, and those held out."""
-    rows = list(enumerate(load_chats(dataset)))
-    chats: Chats = split_rows(rows, 0 if test_dataset else test_size, seed)
-    if test_dataset:
-        chats = chats._replace(test=list(enumerate(load_chats(test_dataset))))
-    run.emit("dataset.load", dataset=dataset, num_train=len(chats.train), num_test=len(chats.test))
-    return chats
+    loaded = load_data(
+        dataset,
+        chat_of_row,
+        test_dataset=test_dataset,
+        test_size=test_size,
+        seed=seed,
+        revisions=run.revisions,
+    )
+    run.record_data(dataset, loaded)
+    return loaded.placed()
 
 
 class SupervisedData(NamedTuple):

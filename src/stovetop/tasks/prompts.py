@@ -1,0 +1,82 @@
+"""Prompts of public data sets, by name: `dataset=deepmath`, `tulu3`, or questions of your own. What else a config can
+name, and several at once, is said in `named_data.load_data`. `sample:deepmath` and `sample:tulu3`, which the package
+ships, have rows of the same form: a few, for tests and demonstrations.
+"""
+
+from collections.abc import Mapping
+
+from stovetop.datasets import Row, Split
+from stovetop.distillation.datasets import prompt_from_row
+from stovetop.errors import InvalidRequest
+from stovetop.kitchen.stage import stage
+from stovetop.named_data import LeftOut, Loaded, Published, load_data
+from stovetop.renderers.messages import Message
+from stovetop.runs import Run
+from stovetop.tasks.chats import CHATS
+from stovetop.tasks.problems import PROBLEMS
+
+
+def load(
+    dataset: str,
+    test_dataset: str | None = None,
+    test_size: int = 0,
+    seed: int = 0,
+    revisions: Mapping[str, str] | None = None,
+) -> Loaded[list[Message]]:
+    """The prompts that a config names, to train on and held out; see `named_data.load_data`."""
+    return load_data(
+        dataset,
+        _prompt_of_row,
+        PROMPTS,
+        test_dataset=test_dataset,
+        test_size=test_size,
+        seed=seed,
+        revisions=revisions,
+    )
+
+
+@stage(writes="prompts")
+def load_named_prompts(
+    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0
+) -> Split[list[Message]]:
+    """Questions of a named data set or of a file, to train on and held out."""
+    loaded = load(dataset, test_dataset, test_size, seed, run.revisions)
+    run.record_data(dataset, loaded)
+    return Split(loaded.train, loaded.test)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def parse_tulu3(row: Row) -> list[Message] | LeftOut:
+    """The first message of the user."""
+    messages = row.get("messages")
+    for message in messages if isinstance(messages, list) else []:
+        if isinstance(message, dict) and message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, str) and content.strip():
+                return [Message(role="user", content=content)]
+    return LeftOut("it has no message of a user")
+
+
+def parse_deepmath(row: Row) -> list[Message] | LeftOut:
+    """`question`."""
+    question = row.get("question")
+    if not isinstance(question, str) or not question.strip():
+        return LeftOut("it has no question")
+    return [Message(role="user", content=question)]
+
+
+def _prompt_of_row(row: Row, place: str) -> list[Message] | LeftOut:
+    try:
+        return prompt_from_row(row) or LeftOut("it has no prompt")
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{place}: {error}") from error
+
+
+# ---- the data sets: where they lie is said in `chats.py` and `problems.py` -------------------------------------------
+
+PROMPTS: dict[str, Published[list[Message]]] = {
+    "tulu3": Published(train=CHATS["tulu3"].train, parse=parse_tulu3, schema=CHATS["tulu3"].schema),
+    "deepmath": Published(train=PROBLEMS["deepmath"].train, parse=parse_deepmath, schema=PROBLEMS["deepmath"].schema),
+}
