@@ -16,7 +16,8 @@ from kitchen.test_supervised import rows
 from stovetop.backends import recording
 from stovetop.errors import StageFailed
 from stovetop.kitchen import stage
-from stovetop.kitchen.stages.rl import Builders, Problems, choose_sampling, make_policy_loss
+from stovetop.kitchen.stages.rl import Builders, Problems, make_policy_loss
+from stovetop.kitchen.stages.sampling import choose_sampling
 from stovetop.kitchen.workflow import Workflow
 from stovetop.kitchen.workflows import REINFORCEMENT
 from stovetop.rl.rollouts import MinViableGroup, OnRolloutError, RetryOnFailure

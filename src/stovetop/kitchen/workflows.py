@@ -50,9 +50,7 @@ from stovetop.kitchen.stages.rl import (
     assemble_rl_batch,
     batch_problems,
     build_env_group,
-    choose_sampling,
     compute_advantages,
-    do_rollout,
     kl_penalty,
     limit_prompts,
     load_problems,
@@ -65,6 +63,7 @@ from stovetop.kitchen.stages.rl import (
 )
 from stovetop.kitchen.stages.rl import evaluates_at_end as rl_evaluates_at_end
 from stovetop.kitchen.stages.rollout_pool import publish_policy, rollout_pool, take_ready
+from stovetop.kitchen.stages.sampling import choose_sampling, do_rollout
 from stovetop.kitchen.stages.session import (
     choose_adapter,
     init_renderer,

@@ -19,7 +19,8 @@ from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import distillation
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy
-from stovetop.kitchen.stages.rl import choose_sampling, do_rollout, make_policy_loss, train_step
+from stovetop.kitchen.stages.rl import make_policy_loss, train_step
+from stovetop.kitchen.stages.sampling import choose_sampling, do_rollout
 from stovetop.kitchen.stages.session import init_renderer
 from stovetop.kitchen.stages.steps import optim_step
 from stovetop.renderers.base import Renderer

@@ -16,6 +16,7 @@ from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import environments, rl, rollout_pool, streaming
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.kitchen.stages.policies import Policy, freeze_policy
+from stovetop.kitchen.stages.sampling import Sampling, choose_sampling, do_rollout
 from stovetop.kitchen.stages.session import init_renderer
 from stovetop.renderers.base import Renderer
 from stovetop.rl.advantages import GAE
@@ -28,7 +29,7 @@ from stovetop.types import AdamParams, Datum, ModelInput
 
 STEPS = Positions(num_per_epoch=3, num_steps=6)
 ADAM = AdamParams(learning_rate=0.25)
-SAMPLING = rl.choose_sampling(max_tokens=3, temperature=0.7, seed=1)
+SAMPLING = choose_sampling(max_tokens=3, temperature=0.7, seed=1)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ class Played(NamedTuple):
 @pytest.fixture
 def played(problems: RLDataset, client: TrainingClient, run: Run) -> Played:
     policy = Policy(client.save_weights_and_get_sampling_client().result(), 2, None)
-    return Played(policy, asyncio.run(rl.do_rollout(problems, 4, policy, SAMPLING, run)))
+    return Played(policy, asyncio.run(do_rollout(problems, 4, policy, SAMPLING, run)))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_make_policy_loss_refuses_what_is_none() -> None:
 def test_choose_sampling_gives_each_number_of_updates_a_seed_of_its_own(client: TrainingClient) -> None:
     frozen = client.save_weights_and_get_sampling_client().result()
 
-    def answers(sampling: rl.Sampling, num_updates: int) -> list[list[int]]:
+    def answers(sampling: Sampling, num_updates: int) -> list[list[int]]:
         policy = sampling.policy(frozen, num_updates)
 
         async def ask() -> list[list[int]]:
@@ -132,7 +133,7 @@ def test_choose_sampling_gives_each_number_of_updates_a_seed_of_its_own(client: 
 
         return asyncio.run(ask())
 
-    hot = rl.choose_sampling(max_tokens=3, temperature=2.0, seed=1)
+    hot = choose_sampling(max_tokens=3, temperature=2.0, seed=1)
     assert answers(hot, 2) == answers(hot, 2) != answers(hot, 3) == answers(hot._replace(seed=2), 2)
 
 
@@ -140,9 +141,9 @@ def test_do_rollout_plays_the_batch_of_the_step_with_the_policy_and_a_seed_of_it
     problems: RLDataset, played: Played, run: Run
 ) -> None:
     assert [builder for builder, _ in played.rollouts.owned_groups_P] == list(problems.get_batch(4))
-    assert asyncio.run(rl.do_rollout(problems, 4, played.policy, SAMPLING, run)) == played.rollouts
+    assert asyncio.run(do_rollout(problems, 4, played.policy, SAMPLING, run)) == played.rollouts
     other = SAMPLING._replace(seed=2)
-    assert asyncio.run(rl.do_rollout(problems, 4, played.policy, sampling=other, run=run)) != played.rollouts
+    assert asyncio.run(do_rollout(problems, 4, played.policy, sampling=other, run=run)) != played.rollouts
     assert emitted(run, "dataset.batch") == [{"num_groups": 3}] * 3
     complete = emitted(run, "rl.rollout_complete")[0]
     assert (complete["num_groups"], complete["num_episodes"]) == (3, 18)

@@ -14,6 +14,7 @@ def all_stages() -> dict[str, AnyStage]:
         reward_model,
         rl,
         rollout_pool,
+        sampling,
         session,
         steps,
         streaming,
@@ -21,5 +22,6 @@ def all_stages() -> dict[str, AnyStage]:
     )
 
     shared = (session, policies, steps, evaluation)
-    modules = (*shared, supervised, preference, reward_model, rl, environments, rollout_pool, streaming, distillation)
+    reinforcement = (rl, environments, sampling, rollout_pool, streaming)
+    modules = (*shared, supervised, preference, reward_model, *reinforcement, distillation)
     return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Stage)}

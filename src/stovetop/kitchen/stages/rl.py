@@ -1,4 +1,5 @@
-"""Stages of reinforcement learning: problems to groups, groups to advantages, advantages to data, the update.
+"""Stages of reinforcement learning: problems to groups, groups to advantages, advantages to data, the update. Those
+that play groups are in `sampling.py`.
 
 Shape suffixes: `P` problems, `G` members of a group, `D` datums.
 """
@@ -7,11 +8,8 @@ import logging
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-import numpy as np
-
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
 from stovetop.datasets import Split
-from stovetop.errors import EnvError
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
@@ -33,15 +31,7 @@ from stovetop.rl.metrics import (
     rl_step_fields,
 )
 from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problem_of_row
-from stovetop.rl.rollouts import (
-    ErrorPolicy,
-    OnRolloutError,
-    RetryOnFailure,
-    Rollouts,
-    SamplingPolicy,
-    do_rollouts,
-    error_policy,
-)
+from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
 from stovetop.rules import Whole
 from stovetop.runs import Run
@@ -171,62 +161,7 @@ def make_ppo_loss(
     return ProximalUpdates(loss, ppo_epochs)
 
 
-# ---- sample ----------------------------------------------------------------------------------------------------------
-
-
-class Sampling(NamedTuple):
-    """How answers are sampled, and what becomes of a rollout that fails."""
-
-    max_tokens: int
-    temperature: float
-    seed: int
-    on_error: ErrorPolicy = RetryOnFailure()
-
-    def policy(self, client: SamplingClient, num_updates: int) -> SamplingPolicy:
-        """Weights as a policy. Its answers depend on their number, so that no two policies of a run draw alike."""
-        return SamplingPolicy(client, self.max_tokens, self.temperature, seed=self.seed + num_updates)
-
-
-@stage(writes="sampling")
-def choose_sampling(
-    max_tokens: int,
-    temperature: float = 1.0,
-    seed: int = 0,
-    on_rollout_error: OnRolloutError = "retry",
-    rollout_timeout_s: float | None = None,
-) -> Sampling:
-    """What the config says of sampling, as one value."""
-    return Sampling(max_tokens, temperature, seed, error_policy(on_rollout_error, rollout_timeout_s))
-
-
-@stage(writes="rollouts")
-async def do_rollout(problems: RLDataset, step: int, policy: Policy, sampling: Sampling, run: Run) -> Rollouts:
-    """Answers to every problem of the batch, graded."""
-    builders_P = problems.get_batch(step)
-    run.emit("dataset.batch", step=step, num_groups=len(builders_P))
-    rollouts = await do_rollouts(builders_P, sampling.policy(policy.client, step), sampling.on_error)
-    emit_rollouts(run, step, rollouts)
-    return rollouts
-
-
-def emit_rollouts(run: Run, step: int, rollouts: Rollouts) -> None:
-    """That the groups of a step are played. Refused where all of them were skipped: there is nothing to train on."""
-    if not rollouts.owned_groups_P:
-        errors = ", ".join(f"{number} {kind}" for kind, number in rollouts.num_errors.items())
-        raise EnvError(
-            f"all {rollouts.num_groups_skipped} groups of the step were skipped, as too few of their rollouts "
-            f"succeeded; mend the environment, or raise rollout_timeout_s. Their errors: {errors}"
-        )
-    groups_P = [group for _, group in rollouts.owned_groups_P]
-    rewards_PG = [reward for group in groups_P for reward in group.get_total_rewards()]
-    run.emit(
-        "rl.rollout_complete",
-        step=step,
-        num_groups=len(groups_P),
-        num_episodes=len(rewards_PG),
-        reward_mean=np.mean(rewards_PG),
-        reward_std=np.std(rewards_PG),
-    )
+# ---- judge -----------------------------------------------------------------------------------------------------------
 
 
 class Judged(NamedTuple):

@@ -14,7 +14,7 @@ from stovetop.concurrency import started
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
-from stovetop.kitchen.stages.rl import Sampling, emit_rollouts
+from stovetop.kitchen.stages.sampling import Sampling, emit_rollouts
 from stovetop.rl.metrics import compute_sampling_client_metrics
 from stovetop.rl.rollout_pool import RolloutPool
 from stovetop.rl.rollouts import Rollouts

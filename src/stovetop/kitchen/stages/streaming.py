@@ -15,14 +15,8 @@ from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
 from stovetop.kitchen.stages.policies import Policy
-from stovetop.kitchen.stages.rl import (
-    PolicyLoss,
-    Sampling,
-    add_episodes,
-    emit_advantages,
-    emit_batch,
-    emit_rollouts,
-)
+from stovetop.kitchen.stages.rl import PolicyLoss, add_episodes, emit_advantages, emit_batch
+from stovetop.kitchen.stages.sampling import Sampling, emit_rollouts
 from stovetop.rl.advantages import CENTRED, Estimator, compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.metrics import dict_mean
