@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from stovetop.checks import check, checked, take, unchecked
+from stovetop.checks import check, checked, collecting, take, unchecked
 from stovetop.distillation.losses import GeneralizedJSD
-from stovetop.errors import InvalidRequest
+from stovetop.errors import InvalidRequest, SeveralProblems, UnknownName
+from stovetop.losses import parse_loss
 from stovetop.preference import losses as preference
 from stovetop.rl.kl import kl_penalty
 from stovetop.rl.rollouts import MinViableGroup, RetryOnFailure
@@ -122,3 +123,45 @@ def test_a_value_of_what_was_just_computed_is_the_same_value_and_its_fields_are_
     made = unchecked(SampledSequence, stop_reason="stop", tokens=tokens, logprobs=[-1.0, -2.0], sequence_id="a")
     assert made == SampledSequence("stop", [1, 2], [-1.0, -2.0], "a")
     assert made.tokens is tokens  # a check would have made a copy of it
+
+
+def test_all_fields_that_break_their_rule_are_named_at_once() -> None:
+    with pytest.raises(SeveralProblems) as caught:
+        Parameters(rank=0, share=float("nan"))
+    assert caught.value.problems == (
+        "Parameters.rank must be an integer from 1 to 8: 0",
+        "Parameters.share must be a finite number above 0 and at most 1: nan (float)",
+    )
+    assert str(caught.value).startswith("2 things are wrong:\n  - Parameters.rank must be")
+
+
+def _refused(*words: str) -> None:
+    with collecting() as problem:
+        for word in words:
+            with problem:
+                raise InvalidRequest(f"{word} is wrong")
+
+
+def _checked_in_turn(*checks: Callable[[], object]) -> None:
+    with collecting() as problem:
+        for each in checks:
+            with problem:
+                each()
+
+
+def test_checks_that_are_collected_are_all_made_and_each_problem_is_said_once() -> None:
+    made: list[str] = []
+    with pytest.raises(SeveralProblems) as caught:
+        _checked_in_turn(lambda: _refused("a", "b"), lambda: _refused("b"), lambda: made.append("c"))
+    assert made == ["c"]
+    assert caught.value.problems == ("a is wrong", "b is wrong")
+
+
+def test_one_problem_that_is_collected_is_raised_as_it_was() -> None:
+    with pytest.raises(UnknownName):
+        _checked_in_turn(lambda: take(Whole(0), 1, "x"), lambda: parse_loss("nope"))
+
+
+def test_what_is_no_mistake_of_the_user_is_not_collected() -> None:
+    with pytest.raises(ZeroDivisionError):
+        _checked_in_turn(lambda: 1 // 0)

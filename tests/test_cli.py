@@ -135,8 +135,12 @@ def test_a_dry_run_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixt
     [
         (["rnu", "toy"], "'run'"),
         (["run", "tyo"], "'toy'"),
-        (["run", "toy", "num_epohcs=2"], "--num_epochs"),
-        (["run", "toy", "--lerning-rate", "2"], "--learning_rate"),
+        (["run", "toy", "num_epohcs=2"], "unknown field 'num_epohcs'; did you mean 'num_epochs'?"),
+        (["run", "toy", "--lerning-rate", "2"], "'learning_rate'"),
+        (["run", "toy", "modle=mine"], "did you mean 'model'?"),
+        (["run", "toy", "--dryrun"], "unknown field 'dryrun'; did you mean '--dry-run'? `stovetop run toy --help`"),
+        (["run", "toy", "--dry_run"], "did you mean '--dry-run'?"),
+        (["run", "toy", "--debgu"], "did you mean '--debug'?"),
         (["describe", "tyo"], "'toy'"),
         (["describe", "reinforcment"], "'reinforcement'"),
         (["run", "toy.p"], "'toy'"),
@@ -314,13 +318,16 @@ def test_a_dry_run_finds_a_folder_that_is_no_run_or_a_run_of_another_config(
     assert "it holds run, toy_recipe.py, and no run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", ["dataset=nofile.jsonl", "model=nowhere/none", "load_checkpoint_path=/nowhere"])
+@pytest.mark.parametrize(
+    ("wrong", "code"), [("dataset=nofile.jsonl", 2), ("model=nowhere/none", 2), ("load_checkpoint_path=/nowhere", 1)]
+)
 def test_the_corrected_command_runs_where_a_mistaken_one_failed(
-    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wrong: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "sl_loop", f"log_path={tmp_path}/run", "renderer_name=role_colon", "epochs=1", "save_every=1"]
     backend = [] if wrong.startswith("model") else ["base_url=recording"]
-    assert code_of(*words, *backend, wrong) == 1
+    assert code_of(*words, *backend, wrong) == code
+    assert (tmp_path / "run").exists() == (code == 1)  # where a mistake is seen before the run, nothing is written
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "Traceback" not in said

@@ -158,3 +158,17 @@ def test_presets_that_are_no_configs_are_refused_by_name(
     assert main(["describe", f"{recipe}.py"]) == 2
     assert f"PRESETS of {recipe} has configs of its own class by name" in (said := capsys.readouterr().err)
     assert f"{name!r}: {value.removesuffix(')')}" in said
+
+
+def test_where_the_recipes_own_data_or_model_cannot_be_had_the_preset_is_the_next_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check = "\n\ndef check(config):\n    raise InvalidRequest(f'there is no such data set: {config.dataset!r}')\n"
+    own = OWN.replace("from stovetop.runs", "from stovetop.errors import InvalidRequest\nfrom stovetop.runs")
+    Path("next_step_recipe.py").write_text(own + check)
+    assert main(["run", "next_step_recipe.py"]) == 2
+    named = "Without a network and a large model: stovetop run next_step_recipe.py:small\n"
+    assert f"no such data set: 'hhh'\n{named}" in capsys.readouterr().err
+    assert main(["run", "next_step_recipe.py", "dataset=mine"]) == main(["run", "next_step_recipe.py:small"]) == 2
+    assert "Without a network" not in capsys.readouterr().err
+    assert not Path("runs").exists()

@@ -3,6 +3,7 @@
 StovetopError
 ├── InvalidRequest        what you passed is wrong; raised at the call, nothing was done (also a ValueError)
 │   ├── UnknownName       a name that is in no table; the message suggests the nearest (also a LookupError)
+│   ├── SeveralProblems   several things at once, such as the fields of a config; `problems` has each
 │   ├── RunNotFound       no training client of this name is at work or has saved anything
 │   ├── ServiceClosed     a call of a client whose service was closed or runs in another process, or of a closed pool
 │   └── NothingToTrain    an example none of whose tokens would be trained; data sets leave such rows out
@@ -145,6 +146,15 @@ class UnknownName(InvalidRequest, LookupError):
         suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
         choices = f"known: {', '.join(known)}" if known else "none is known"
         super().__init__(f"unknown {kind} {name!r}; {suggestion}{choices}{'. ' + hint if hint else ''}")
+
+
+class SeveralProblems(InvalidRequest):
+    """Several things that are wrong, each a sentence."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        lines = [each.replace("\n", "\n    ") for each in self.problems]
+        super().__init__(f"{len(lines)} things are wrong:" + "".join(f"\n  - {line}" for line in lines))
 
 
 class RunNotFound(InvalidRequest, NotFoundError):

@@ -222,7 +222,7 @@ def test_describe_has_every_stage_with_its_place_every_port_and_every_field(
     [
         (["learning_rate=0.5"], "learning_rate: 0.1 -> 0.5"),
         (["num_epochs=2"], r"num_epochs: 1 -> 2 \(it may change while lr_schedule=constant only\)"),
-        (["saev_every=1"], "--save_every"),
+        (["saev_every=1"], "'save_every'"),
         (["save_every=-1"], "save_every"),
         (["behavior_if_exists=delete"], "leave log_path and behavior_if_exists out"),
         (["log_path=runs/other"], "leave log_path and behavior_if_exists out"),

@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except StovetopError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", *vars(error).get("__notes__", ()), sep="\n", file=sys.stderr)
         return failed
     except KeyboardInterrupt as interrupt:
         interrupted = as_interrupted(interrupt)

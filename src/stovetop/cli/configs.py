@@ -1,21 +1,27 @@
-"""The config of a recipe on the command line: words become flags, fields become text. Understanding the flags is tyro's
-business.
+"""The config of a recipe on the command line: words become flags, flags a config, fields become text. What the flags of
+a field say, and the help, is tyro's business; what is wrong with them is said here, all at once.
 """
 
+import contextlib
 import dataclasses
+import difflib
 import inspect
+import io
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from stovetop.checks import Problems, collecting
 from stovetop.cli.loading import RecipeModule
-from stovetop.rules import rule_of
+from stovetop.errors import InvalidRequest
+from stovetop.rules import Unfit, rule_of
 from stovetop.tracking.configs import changeable_fields
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+OTHER_FLAGS = ("dry-run", "debug", "help")  # of a command that takes a config
 FIELD_ALIASES = {"model": "model_name", "epochs": "num_epochs", "reference_model": "reference_model_name"}
 
 
@@ -68,26 +74,154 @@ def with_values_of_enums(flags: Iterable[str], config: "type[DataclassInstance]"
 
 
 def config_of(
-    recipe: RecipeModule, words: Sequence[str], prog: str, default: "DataclassInstance | None" = None
+    recipe: RecipeModule,
+    words: Sequence[str],
+    prog: str,
+    default: "DataclassInstance | None" = None,
+    also: "Callable[[DataclassInstance], None]" = lambda config: None,
 ) -> "DataclassInstance":
     """The config that these words say; a field that they do not name has the value of `default`. `prog` is the command
-    before them, for the help."""
+    before them, for the help. `also` checks the config further.
+
+    Everything that is wrong is one error. A field whose value is none does not hide what `also` finds in the others: it
+    is given the config without that field."""
+    fields = {field.name for field in dataclasses.fields(recipe.Config)}
+    flags = with_values_of_enums(as_flags([word for word in words if word != "--dry-run"], fields), recipe.Config)
+    if "-h" in flags or "--help" in flags:
+        _show_help(recipe, prog, default)
+    with collecting() as problem:
+        values = _values_of(_by_field(flags, fields, prog, problem), recipe.Config, problem)
+        config = _made(recipe.Config, values, default, problem)
+        if config is None:  # what fits, so that more than one thing can be said
+            config = _made(recipe.Config, _fitting(values, recipe.Config), default, Problems())
+        if config is not None:
+            with problem:
+                also(config)
+    assert config is not None, "else there was a problem"
+    return config
+
+
+def _show_help(recipe: RecipeModule, prog: str, default: "DataclassInstance | None") -> None:
+    """Prints it and leaves the program."""
     import tyro
 
-    fields = {field.name for field in dataclasses.fields(recipe.Config)}
-    flags = as_flags([word for word in words if word != "--dry-run"], fields)
     about = (inspect.getdoc(recipe) or "").partition("\n\n")[0]
-    config = tyro.cli(
+    tyro.cli(
         recipe.Config,
         prog=prog,
         description=f"{about}\n\nfield=value is the same as --field value; --dry-run only checks.",
-        args=with_entries(with_values_of_enums(flags, recipe.Config), recipe.Config),
+        args=["--help"],
         config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
         use_underscores=True,
         default=default,
     )
-    assert config is not None
-    return config
+
+
+def _by_field(flags: Iterable[str], fields: Collection[str], prog: str, problem: Problems) -> dict[str, list[str]]:
+    """The flags of each field, with the words that follow them. `--loss_fn_config.beta=1` is of loss_fn_config."""
+    grouped: dict[str, list[str]] = {}
+    of_this: list[str] | None = None
+    for flag in flags:
+        if not flag.startswith("--"):
+            if of_this is None:
+                with problem:
+                    raise InvalidRequest(f"a field is given as field=value or --field value: {flag!r}")
+            else:
+                of_this.append(flag)
+            continue
+        name = re.split(r"[.=]", flag.removeprefix("--"), maxsplit=1)[0]
+        of_this = []
+        if name in fields:
+            of_this = grouped.setdefault(name, [])
+        else:
+            with problem:
+                raise InvalidRequest(_unknown_field(name, fields, prog))
+        of_this.append(flag)
+    return grouped
+
+
+def _unknown_field(name: str, fields: Collection[str], prog: str) -> str:
+    known = {each: each for each in fields} | {
+        alias: alias for alias, field in FIELD_ALIASES.items() if field in fields
+    }
+    known |= {each.replace("-", "_"): f"--{each}" for each in OTHER_FLAGS}
+    nearest = difflib.get_close_matches(name, known, n=1)
+    suggestion = f"did you mean {known[nearest[0]]!r}? " if nearest else ""
+    return f"unknown field {name!r}; {suggestion}`{prog} --help` lists them"
+
+
+def _values_of(
+    flags: Mapping[str, Sequence[str]], config: "type[DataclassInstance]", problem: Problems
+) -> dict[str, object]:
+    """The value that each field's flags say, of those that say one."""
+    hints = get_type_hints(config, include_extras=True)
+    values = _parsed({name: hints[name] for name in flags}, [each for own in flags.values() for each in own])
+    if values is not None:
+        return values
+    those: dict[str, object] = {}
+    for name, own in flags.items():
+        parsed = _parsed({name: hints[name]}, own)
+        if parsed is not None:
+            those |= parsed
+            continue
+        with problem:
+            text = " ".join(own).removeprefix(f"--{name}").removeprefix("=").strip()
+            raise InvalidRequest(f"{name} must be {_accepted(hints[name]) or rule_of(hints[name]).says}: {text!r}")
+    return those
+
+
+def _parsed(hints: Mapping[str, Any], flags: Sequence[str]) -> dict[str, object] | None:
+    """The values of these fields; None where the flags make no sense."""
+    import tyro
+
+    form: type[Any] = dataclasses.make_dataclass("Fields", list(hints.items()))
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # where it says of some errors what is said here
+            parsed: Any = tyro.cli(
+                form,
+                args=with_entries(flags, form),
+                config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
+                use_underscores=True,
+                console_outputs=False,
+                add_help=False,
+            )
+    except SystemExit:
+        return None
+    return {name: getattr(parsed, name) for name in hints}
+
+
+def _made(
+    config: "type[DataclassInstance]",
+    values: Mapping[str, object],
+    default: "DataclassInstance | None",
+    problem: Problems,
+) -> "DataclassInstance | None":
+    """The config with these values; None where it is refused."""
+    with problem:
+        missing = [
+            field.name
+            for field in dataclasses.fields(config)
+            if field.default is field.default_factory is dataclasses.MISSING and field.name not in values
+        ]
+        if missing and default is None:
+            raise InvalidRequest(f"a value is needed for {', '.join(missing)}: {missing[0]}=...")
+        try:
+            return config(**values) if default is None else dataclasses.replace(default, **values)
+        except InvalidRequest:
+            raise
+        except ValueError as error:  # of a config of the user's own
+            raise InvalidRequest(str(error)) from error
+    return None
+
+
+def _fitting(values: Mapping[str, object], config: "type[DataclassInstance]") -> dict[str, object]:
+    """Those that keep to the rules of their annotations."""
+    hints = get_type_hints(config, include_extras=True)
+    fitting: dict[str, object] = {}
+    for name, value in values.items():
+        with contextlib.suppress(Unfit):
+            fitting[name] = rule_of(hints[name]).taken(value)
+    return fitting
 
 
 def with_entries(flags: Iterable[str], config: "type[DataclassInstance]") -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from stovetop.checks import collecting
 from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.recipes import RECIPES
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class RecipeModule(Protocol):
-    """What the module of a recipe has. It may have `check(config)` too, for `--dry-run`, which refuses what can be
-    known to be wrong without a model and without writing anything; `WORKFLOW`, which its `main` runs with the ports
+    """What the module of a recipe has. It may have `check(config)` too, which refuses, before a run, what can be known
+    to be wrong without a model and without writing anything; `WORKFLOW`, which its `main` runs with the ports
     `service` and `run`, or `PHASES`, which it gives to `run_phases`; and `PRESETS`, configs by name."""
 
     Config: type["DataclassInstance"]
@@ -127,7 +128,17 @@ def presets_of(recipe: RecipeModule) -> "Mapping[str, DataclassInstance]":
     return cast("Mapping[str, DataclassInstance]", presets)
 
 
-def raise_problems(recipe: RecipeModule, config: "DataclassInstance") -> None:
+def check_run(recipe: RecipeModule, config: "DataclassInstance") -> None:
+    """Refuses a config with all that can be known to be wrong with it without a model and without writing anything."""
+    with collecting() as problem:
+        with problem:
+            _check_workflow(recipe, config)
+        if (check := vars(recipe).get("check")) is not None:
+            with problem:
+                check(config)
+
+
+def _check_workflow(recipe: RecipeModule, config: "DataclassInstance") -> None:
     """Every problem that the recipe's workflow, or its phases, have with this config; a flat loop has none."""
     from stovetop.kitchen.phases import check_phases
 

@@ -1,9 +1,10 @@
 """The commands about recipes and their runs: run, resume, runs, report, list, describe."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,13 @@ from stovetop.cli.describe import (
 )
 from stovetop.cli.interrupts import run_interruptibly
 from stovetop.cli.loading import (
+    Chosen,
     RecipeModule,
+    check_run,
     load_chosen,
     load_recipe,
     phases_of,
     presets_of,
-    raise_problems,
     split_name,
     workflow_names,
     workflow_of,
@@ -38,12 +40,14 @@ from stovetop.cli.runs import (
 )
 from stovetop.cli.tables import filled, print_table, text_width
 from stovetop.cli.words import Action
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, StageFailed, StovetopError, UnknownName
 from stovetop.recipes import RECIPES
 from stovetop.runs import check_opening
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+PUBLISHED = ("model_name", "dataset")  # fields whose default may have to be fetched
 
 RUN_HELP = """\
 usage: stovetop run <recipe or FILE.py>[:<preset>] [--field value | field=value ...] [--dry-run] [--debug]
@@ -76,19 +80,34 @@ def run(words: Sequence[str]) -> Action:
         recipes = "\n".join(f"  {name:<{width}}  {recipe.summary}" for name, recipe in RECIPES.items())
         return lambda: print(RUN_HELP.format(recipes=recipes, own="FILE.py", width=width), end="")
 
-    recipe, _, preset = load_chosen(words[0])
-    config = config_of(recipe, words[1:], f"stovetop run {words[0]}", preset)
+    chosen = load_chosen(words[0])
+    recipe = chosen.recipe
+    with _next_step(chosen, words[0]):
+        config = config_of(
+            recipe, words[1:], f"stovetop run {words[0]}", chosen.config, lambda config: check_run(recipe, config)
+        )
     if "--dry-run" in words:
-        return _dry_run(recipe, config)
-    raise_problems(recipe, config)
-    return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["run", *words]))
+        return lambda: _show_what_would_run(recipe, config)
+
+    def begin() -> None:
+        with _next_step(chosen, words[0]):
+            run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["run", *words]))
+
+    return begin
 
 
-def _dry_run(recipe: RecipeModule, config: "DataclassInstance") -> Action:
-    raise_problems(recipe, config)
-    if (check := vars(recipe).get("check")) is not None:
-        check(config)
-    return lambda: _show_what_would_run(recipe, config)
+@contextlib.contextmanager
+def _next_step(chosen: Chosen, name: str) -> Generator[None]:
+    """Where the recipe's own model or data set is not to be had, or the model not run here, its preset is: says so."""
+    try:
+        yield
+    except StovetopError as error:
+        own = {repr(field.default) for field in dataclasses.fields(chosen.recipe.Config) if field.name in PUBLISHED}
+        is_of_model = isinstance(error, StageFailed) and error.stage == "init_session"
+        if chosen.preset is None and (is_of_model or any(each in str(error) for each in own)):
+            for preset in presets_of(chosen.recipe):
+                error.add_note(f"Without a network and a large model: stovetop run {name}:{preset}")
+        raise
 
 
 def _show_what_would_run(recipe: RecipeModule, config: "DataclassInstance") -> None:
@@ -119,12 +138,15 @@ def resume(words: Sequence[str]) -> Action:
     name, stored = stored_run(folder)
     recipe = load_recipe(name)
     own = config_to_go_on_with(stored, recipe.Config)
-    config = config_of(recipe, words[1:], f"stovetop resume {folder}", own)
-    refuse_another_place(config, stored)
+
+    def also(config: "DataclassInstance") -> None:
+        refuse_another_place(config, stored)
+        check_opening(stored.path, config)
+        check_run(recipe, config)
+
+    config = config_of(recipe, words[1:], f"stovetop resume {folder}", own, also)
     if "--dry-run" in words:
-        return _dry_run(recipe, config)
-    check_opening(stored.path, config)
-    raise_problems(recipe, config)
+        return lambda: _show_what_would_run(recipe, config)
     return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["resume", *words]))
 
 
