@@ -19,7 +19,7 @@ from stovetop.distillation.losses import Divergence, ForwardKL, GeneralizedJSD, 
 from stovetop.engine.training.loss_math import loss_sum
 from stovetop.losses import CISPO, DRO, GSPO, PPO, CrossEntropy, ImportanceSampling, Loss
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
-from stovetop.preference.losses import (
+from stovetop.preference.loss_values import (
     DPO,
     IPO,
     KTO,
@@ -27,13 +27,11 @@ from stovetop.preference.losses import (
     PREFERENCE_LOSSES,
     ConservativeDPO,
     Hinge,
-    PairLogprobs,
     PreferenceLoss,
     RobustDPO,
-    Sides,
     SimPO,
-    compute_preference_loss,
 )
+from stovetop.preference.losses import PairLogprobs, Sides, compute_preference_loss
 from stovetop.renderers import get_renderer
 from stovetop.rl.advantages import (
     CENTRED,

@@ -526,13 +526,18 @@ def test_a_description_says_where_each_stage_is_and_what_overlaps() -> None:
     assert looped(Station(draw, add), depth=0).describe().notes == ()
 
 
-def test_a_description_names_types_that_are_not_compared() -> None:
+def test_a_description_names_each_type_that_is_not_compared_once() -> None:
     @stage(writes="thing")
     def make(number: "Unimportable") -> int:  # noqa: F821  # pyright: ignore[reportUndefinedVariable]  what is tested
         return 1
 
-    assert toy().insert_before("log", make).describe().notes == (
-        "stage 'make': types that are not known when it runs are not compared: number",
+    @stage(writes="other")
+    def use(number: "Unimportable", thing: int) -> "Unimportable":  # noqa: F821  # pyright: ignore[reportUndefinedVariable]  what is tested
+        return thing
+
+    assert toy().insert_before("log", make, use).describe().notes == (
+        "the type of 'number' is not known when the program runs, and not compared: make, use",
+        "the type of 'other' is not known when the program runs, and not compared: use",
     )
 
 

@@ -24,7 +24,8 @@ from stovetop.kitchen.workflows import PREFERENCE
 from stovetop.lr_schedules import compute_schedule_lr_multiplier
 from stovetop.model_families import recommended_renderer_name
 from stovetop.preference.datasets import DPODataset, comparisons_from_jsonl
-from stovetop.preference.losses import DPO, SimPO, preference_loss_fn
+from stovetop.preference.loss_values import DPO, SimPO
+from stovetop.preference.losses import preference_loss_fn
 from stovetop.preference.reference import create_dpo_clients
 from stovetop.renderers import get_renderer
 from stovetop.runs import Run, load, open_run

@@ -106,7 +106,7 @@ def test_pairs_may_be_about_an_image(tmp_path):
 
 
 @pytest.mark.parametrize("swap", [True, False])
-def test_a_preference_model_trains_on_both_orders_if_told_so_and_is_tested_on_one(swap, tmp_path):
+def test_a_preference_model_trains_on_both_orders_if_told_so_and_is_tested_on_both(swap, tmp_path):
     save(chatml(), tmp_path)
     path = write(tmp_path / "comparisons.jsonl", [labeled("A", f"q{index}") for index in range(5)])
     train, test = ChatDatasetBuilderFromComparisons(
@@ -118,7 +118,10 @@ def test_a_preference_model_trains_on_both_orders_if_told_so_and_is_tested_on_on
     )()
     assert [len(train.get_batch(index)) for index in range(len(train))] == ([4, 2] if swap else [2, 1])
     assert test is not None
-    assert [len(test.get_batch(index)) for index in range(len(test))] == [2]
+    assert [len(test.get_batch(index)) for index in range(len(test))] == [4]
+    labels = [int(datum.loss_fn_inputs["target_tokens"].array[-1]) for datum in test.get_batch(0)]
+    assert labels == [labels[0], labels[1]] * 2
+    assert labels[0] != labels[1]
     path = write(tmp_path / "few.jsonl", [labeled("A")])
     assert (
         ChatDatasetBuilderFromComparisons(

@@ -12,14 +12,8 @@ from stovetop.errors import InvalidRequest
 from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
 from stovetop.preference.datasets import DPODataset, preference_model_dataset, with_mismatched
 from stovetop.preference.evaluator import ComparisonPolicyEvaluator
-from stovetop.preference.losses import (
-    DPO,
-    KTO,
-    PREFERENCE_LOSSES,
-    PreferenceLoss,
-    needs_reference,
-    preference_loss_fn,
-)
+from stovetop.preference.loss_values import DPO, KTO, PREFERENCE_LOSSES, PreferenceLoss, needs_reference
+from stovetop.preference.losses import preference_loss_fn
 from stovetop.preference.reference import create_dpo_clients
 from stovetop.preference.reward_model import PreferenceModelFromChatRenderer
 from stovetop.supervised.logprobs import compute_reference_logprobs

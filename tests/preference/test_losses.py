@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stovetop.errors import InvalidRequest
-from stovetop.preference.losses import (
+from stovetop.preference.loss_values import (
     DPO,
     IPO,
     KTO,
@@ -14,13 +14,15 @@ from stovetop.preference.losses import (
     PREFERENCE_LOSSES,
     ConservativeDPO,
     Hinge,
-    PairLogprobs,
     RobustDPO,
-    Sides,
     SimPO,
+    needs_reference,
+)
+from stovetop.preference.losses import (
+    PairLogprobs,
+    Sides,
     compute_dpo_loss,
     compute_preference_loss,
-    needs_reference,
     preference_loss_fn,
 )
 from stovetop.types import Datum, ModelInput

@@ -13,7 +13,8 @@ from stovetop.engine import ops
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.preference.datasets import comparison_to_pair
-from stovetop.preference.losses import DPO, compute_dpo_loss, preference_loss_fn
+from stovetop.preference.loss_values import DPO
+from stovetop.preference.losses import compute_dpo_loss, preference_loss_fn
 from stovetop.preference.reference import (
     check_same_tokenizer,
     create_dpo_clients,

@@ -182,6 +182,29 @@ def test_held_out_pairs_are_measured_against_the_same_reference(tmp_path: Path) 
     assert last["test/dpo_loss"] < first["test/dpo_loss"]
 
 
+def test_a_preference_loss_that_is_none_is_refused_before_anything_runs() -> None:
+    @stage(writes="preference_loss")
+    def name_a_loss(dpo_beta: float) -> str:
+        return "dpo"
+
+    ports = {"service": ServiceClient, "run": Run}
+    [problem, *_] = dpo.WORKFLOW.replace("make_preference_loss", name_a_loss).check(dpo.Config(), ports).problems
+    assert "'preference_loss'" in problem
+    assert dpo.WORKFLOW.describe().notes == ()  # all types are known
+
+
+@pytest.mark.slow
+def test_the_preset_of_dpo_learns_the_rule_of_its_comparisons(tmp_path: Path) -> None:
+    """A bigram model can: how the two answers begin tells them apart."""
+    small = replace(dpo.PRESETS["small"], base_url="recording", model_name="any/model", learning_rate=0.05)
+    small = replace(small, log_path=str(tmp_path / "run"))
+    dpo.check(small)
+    asyncio.run(dpo.main(small))
+    found = rows(tmp_path / "run")
+    assert found[0]["test/margin"] == 0.0
+    assert found[-1]["test/accuracy"] > 0.9
+
+
 def test_a_stage_that_fails_is_named_and_the_service_is_closed(tmp_path: Path) -> None:
     config = sl_basic.Config(dataset="nofile.jsonl", log_path=str(tmp_path / "run"))
     with recording.open_service(config.log_path) as service, pytest.raises(StageFailed, match="'load_named_chats'"):

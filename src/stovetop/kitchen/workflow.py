@@ -79,10 +79,14 @@ class Workflow:
 
     def describe(self) -> "Description":
         """Every stage, with what it reads and writes."""
+        stages_of: dict[str, list[str]] = {}  # by the name whose type is not known
+        for stage, *_ in self.stages:
+            for name, kind in (stage.takes() | stage.gives()).items():
+                if kind is UNKNOWN:
+                    stages_of.setdefault(name, []).append(stage.name)
         notes = [
-            f"stage {stage.name!r}: types that are not known when it runs are not compared: {', '.join(unknown)}"
-            for stage, *_ in self.stages
-            if (unknown := [name for name, kind in (stage.takes() | stage.gives()).items() if kind is UNKNOWN])
+            f"the type of {name!r} is not known when the program runs, and not compared: {', '.join(stages)}"
+            for name, stages in stages_of.items()
         ]
         if self.loop is not None and self.loop.depth != 0 and [each.together for each in self.loop.stations] == [False]:
             notes.insert(0, f"depth {self.loop.depth}, one station: nothing overlaps")

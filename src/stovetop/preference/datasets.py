@@ -285,7 +285,8 @@ def preference_model_dataset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatDatasetBuilderFromComparisons:
-    """Comparisons to train a preference model on. Those to test on come in one order."""
+    """Comparisons to train a preference model on. Those to test on come in both orders, so that a model which has
+    learned a position to be the better one is right in half of them."""
 
     comparison_builder: ComparisonDatasetBuilder
     model_name_for_tokenizer: str
@@ -303,4 +304,4 @@ class ChatDatasetBuilderFromComparisons:
             max_length=self.max_length,
         )
         train, test, _ = self.comparison_builder.get_labeled_comparisons()
-        return dataset(train, swap=self.swap), dataset(test, swap=False) if test else None
+        return dataset(train, swap=self.swap), dataset(test, swap=True) if test else None

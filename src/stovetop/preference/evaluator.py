@@ -6,7 +6,6 @@ Shape suffix: `D` datums, a chosen answer at every even index and the rejected o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,15 +14,13 @@ from stovetop.completers import SamplingMessageCompleter
 from stovetop.concurrency import map_together, together
 from stovetop.errors import InvalidRequest
 from stovetop.preference.comparison_renderer import ComparisonRenderer
+from stovetop.preference.loss_values import PreferenceLoss
 from stovetop.preference.reward_model import PreferenceModel, PreferenceModelFromChatRenderer, checked_score
 from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Content
 from stovetop.supervised.logprobs import Logprobs
 from stovetop.types import Datum
-
-if TYPE_CHECKING:
-    from stovetop.preference.losses import PreferenceLoss  # torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +29,12 @@ class PairsEvaluator:
     and so on. `reference_logprobs_D` are those of the same data, None for a loss that needs none."""
 
     data_D: Sequence[Datum]
-    loss: "PreferenceLoss"
+    loss: PreferenceLoss
     reference_logprobs_D: Sequence[Logprobs] | None
     name: str = "test"
 
     async def __call__(self, client: TrainingClient) -> dict[str, float]:
-        from stovetop.preference.losses import preference_loss_fn
+        from stovetop.preference.losses import preference_loss_fn  # torch
 
         output = await client.forward(list(self.data_D), "cross_entropy")
         logprobs_D = [outputs["logprobs"].to_torch() for outputs in output.loss_fn_outputs]

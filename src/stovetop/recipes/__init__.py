@@ -16,5 +16,6 @@ RECIPES = {
     "sl_basic": Recipe("stovetop.recipes.sl_basic", "Supervised fine-tuning on chats, as a workflow"),
     "rl_basic": Recipe("stovetop.recipes.rl_basic", "Reinforcement learning on school mathematics, as a workflow"),
     "dpo": Recipe("stovetop.recipes.dpo", "Direct preference optimization on pairs of answers, as a workflow"),
+    "rlhf": Recipe("stovetop.recipes.rlhf", "A supervised model, a reward model, and the first judged by the second"),
     "sort_digits_demo": Recipe("stovetop.recipes.sort_digits_demo", "Sorting digits: supervised, then by reward"),
 }

@@ -11,7 +11,7 @@ have the other two forms of rows. A resumed run keeps the reference that it bega
 import asyncio
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import stovetop
 from stovetop.checks import check as check_fields
@@ -23,6 +23,7 @@ from stovetop.kitchen.workflows import PREFERENCE
 from stovetop.lr_schedules import LRSchedule
 from stovetop.preference.datasets import LabeledComparisons, comparison_to_pair
 from stovetop.preference.evaluator import PairsEvaluator
+from stovetop.preference.loss_values import PreferenceLoss
 from stovetop.recipes.settings import (
     Beta,
     Count,
@@ -43,9 +44,6 @@ from stovetop.tasks import comparisons as data
 from stovetop.tasks.comparisons import load_named_comparisons
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
-
-if TYPE_CHECKING:
-    from stovetop.preference.losses import PreferenceLoss  # torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ async def make_pairs_evaluator(
     comparisons: LabeledComparisons,
     renderer: Renderer,
     reference: SamplingClient,
-    preference_loss: "PreferenceLoss",
+    preference_loss: PreferenceLoss,
     max_length: int | None = None,
 ) -> Evaluators:
     """The loss of the pairs that are held out, if there are any, against the same reference."""
@@ -133,6 +131,20 @@ async def train(config: Config, service: ServiceClient) -> None:
         held_out = {"held out": "test/accuracy"} if state["evaluators"] != Evaluators() else {}
         lines = {"training batch": "accuracy"} | held_out
         run.plot("accuracy", lines, title="DPO", y_label="share of pairs", running_mean=5)
+
+
+PRESETS = {
+    "small": Config(
+        model_name="smollm2",
+        log_path="runs/dpo_small",
+        dataset="sample:courtesy",
+        test_size=48,
+        max_length=None,
+        learning_rate=2e-4,
+        batch_size=16,
+        lora_rank=16,
+    )
+}  # of two right answers the more courteous one is better
 
 
 if __name__ == "__main__":

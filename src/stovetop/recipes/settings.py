@@ -38,12 +38,15 @@ def check_num_steps(num: int, batch_size: int, num_epochs: int, max_steps: int |
     check_at_most("warmup_steps", warmup_steps, min(num_steps, max_steps or num_steps), "steps")
 
 
-def check_weights(base_url: str | None, model_name: str, load_checkpoint_path: str | None = None) -> None:
+def check_weights(
+    base_url: str | None, model_name: str, load_checkpoint_path: str | None = None, **others: str | None
+) -> None:
     """Refuses a place that is none, and a model or a checkpoint that is not to be had where they would come from this
-    machine."""
+    machine. `others` are further fields that are checkpoints, by name."""
     check_base_url(base_url)
     if base_url not in (None, "local"):
         return
     check_model_name(model_name)
-    if load_checkpoint_path is not None and not Path(load_checkpoint_path).is_dir():
-        raise CheckpointNotFound(f"load_checkpoint_path is no folder of a checkpoint: {load_checkpoint_path}")
+    for name, path in {"load_checkpoint_path": load_checkpoint_path, **others}.items():
+        if path is not None and not Path(path).is_dir():
+            raise CheckpointNotFound(f"{name} is no folder of a checkpoint: {path}")

@@ -14,7 +14,7 @@ from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import preference
 from stovetop.kitchen.stages.preference import PreferenceData
 from stovetop.kitchen.stages.session import choose_adapter, init_renderer
-from stovetop.preference.losses import DPO, SimPO
+from stovetop.preference.loss_values import DPO, SimPO
 from stovetop.preference.types import LabeledComparison
 from stovetop.runs import Run, load
 from stovetop.types import AdamParams, OptimStepResponse

@@ -4,7 +4,7 @@ Shape suffix: `D` datums, a chosen answer at every even index and the rejected o
 """
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stovetop.checkpoints import Start
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
@@ -17,14 +17,12 @@ from stovetop.kitchen.stages.steps import await_future
 from stovetop.named_data import load_data
 from stovetop.preference import reference as references
 from stovetop.preference.datasets import DPODataset, LabeledComparisons
+from stovetop.preference.loss_values import DPO, PreferenceLoss
 from stovetop.preference.types import labeled_comparison_from_json
 from stovetop.renderers.base import Renderer
 from stovetop.runs import Run
 from stovetop.supervised import logprobs
 from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
-
-if TYPE_CHECKING:
-    from stovetop.preference.losses import PreferenceLoss  # torch
 
 REFERENCE = "reference"  # the name of the weights that are saved when a run begins
 
@@ -95,10 +93,8 @@ def build_preference_dataset(
 
 
 @stage(writes="preference_loss")
-def make_preference_loss(dpo_beta: float = 0.1) -> "PreferenceLoss":
-    """Direct preference optimization; replace this stage for another loss of `preference.losses`."""
-    from stovetop.preference.losses import DPO
-
+def make_preference_loss(dpo_beta: float = 0.1) -> PreferenceLoss:
+    """Direct preference optimization; replace this stage for another loss of `preference.loss_values`."""
     return DPO(beta=dpo_beta)
 
 
@@ -124,11 +120,11 @@ async def compute_reference_logprobs(data_D: list[Datum], reference: SamplingCli
 def dpo_forward_backward(
     training_client: TrainingClient,
     data_D: list[Datum],
-    preference_loss: "PreferenceLoss",
+    preference_loss: PreferenceLoss,
     reference_logprobs_D: list[logprobs.Logprobs] | None = None,
 ) -> APIFuture[ForwardBackwardOutput]:
     """Submits the loss on pairs and its gradient."""
-    from stovetop.preference.losses import preference_loss_fn
+    from stovetop.preference.losses import preference_loss_fn  # torch
 
     return training_client.forward_backward_custom(data_D, preference_loss_fn(preference_loss, reference_logprobs_D))
 
@@ -140,7 +136,7 @@ await_dpo = await_future.using("await_dpo", future="trained", result="trained_ou
 def log_dpo_metrics(
     trained_output: ForwardBackwardOutput,
     stepped_response: OptimStepResponse,
-    preference_loss: "PreferenceLoss",
+    preference_loss: PreferenceLoss,
     adam: AdamParams,
     row: Row,
     run: Run,

@@ -1,0 +1,211 @@
+"""Reinforcement learning from human feedback (Ouyang et al. 2022, arXiv:2203.02155), in three phases: SUPERVISED on
+chats, REWARD_MODEL on comparisons, and PAIRWISE_REINFORCEMENT of the supervised model: the reward of an answer is how
+often the reward model prefers it to the others of its group.
+
+    stovetop run rlhf          No Robots, helpful and harmless, and a model from the hub
+    stovetop run rlhf:small    without a network
+
+`sft_checkpoint_path` and `rm_weights_path` give what the first two phases would leave: they are then not run.
+`run_rl=False` ends before the third; the same command without it goes on there.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.data_record import check_data
+from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
+from stovetop.kitchen.phases import plan_phases
+from stovetop.kitchen.workflows import PAIRWISE_REINFORCEMENT, REWARD_MODEL
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes import sl_basic
+from stovetop.recipes.settings import (
+    Count,
+    LearningRate,
+    Positive,
+    Temperature,
+    check_at_most,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.rules import Whole
+from stovetop.runs import check_opening
+from stovetop.tasks import comparisons as data
+from stovetop.tasks.comparisons import load_named_comparisons
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(RunConfig):
+    """What the whole and each phase have."""
+
+    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
+    renderer_name: str | None = None  # None: the one recommended for the model
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # of each phase; None: as the epochs have
+    lora_rank: Rank = 64  # of the adapters' matrices
+    seed: Seed = 0  # of the adapters, the orders and the answers
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end, and of the policy never
+    save_every: Count = field(default=100, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Shared):
+    log_path: str = field(default="runs/rlhf", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    sft_dataset: str = "no_robots"  # chats: that; FILE.jsonl with {"messages": [...]} a line, sample:NAME, OWNER/NAME
+    dataset: str = "hhh"  # or helpsteer3, ultrafeedback, sample:hhh; FILE.jsonl with prompt, chosen and rejected
+    test_dataset: str | None = None  # held-out rows of the same form; None: a test split, or test_size of the dataset
+    test_size: Count = 1024  # comparisons held out of a dataset that has no test split, half of them at most; 0: none
+    sft_checkpoint_path: str | None = None  # a supervised model: the policy starts from it, and none is trained
+    rm_weights_path: str | None = None  # a reward model: it judges, and none is trained
+    run_rl: bool = field(default=True, metadata=MAY_CHANGE)  # False: the supervised and the reward model alone
+    max_length: Annotated[int, Whole(2)] | None = 16384  # tokens of a chat, which is cut off, or of a comparison
+    batch_size: Positive = 256  # chats or comparisons a step
+    sft_learning_rate: LearningRate = 2e-4  # at the first step; it falls to 0
+    sft_num_epochs: Positive = 1  # passes over the chats
+    rm_learning_rate: LearningRate = 3e-4  # at the first step; it falls to 0
+    rm_num_epochs: Positive = 1  # passes over the comparisons
+    rl_learning_rate: LearningRate = 1e-5  # constant
+    rl_num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the prompts
+    rl_test_size: Count = 256  # likewise as test_size: prompts whose answers are judged against the better ones
+    groups_per_batch: Positive = 256  # prompts a step
+    group_size: Annotated[int, Whole(2)] = 4  # answers to each; one alone has no others to be better than
+    max_tokens: Positive = 1024  # of an answer
+    temperature: Temperature = 1.0  # of the answers
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig(Shared):
+    """That of the policy."""
+
+    dataset: str
+    test_dataset: str | None
+    test_size: Count
+    load_checkpoint_path: str
+    rm_weights_path: str
+    groups_per_batch: Positive
+    group_size: Annotated[int, Whole(2)]
+    max_tokens: Positive
+    temperature: Temperature
+    learning_rate: LearningRate
+    num_epochs: Positive = field(metadata=HOW_LONG)
+    lr_schedule: LRSchedule = "constant"
+    max_steps_off_policy: Count = 0
+
+
+def _shared(config: Config, *more: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in (*(each.name for each in fields(Shared)), *more)}
+
+
+def supervised(config: Config, done: Mapping[str, Finished]) -> sl_basic.Config | None:
+    """Chats, for a model that answers; not where there is one."""
+    if config.sft_checkpoint_path is not None:
+        return None
+    return sl_basic.Config(
+        **_shared(config, "max_length", "batch_size"),
+        dataset=config.sft_dataset,
+        learning_rate=config.sft_learning_rate,
+        num_epochs=config.sft_num_epochs,
+    )
+
+
+def reward(config: Config, done: Mapping[str, Finished]) -> sl_basic.Config | None:
+    """Comparisons, for a model that judges; not where there is one. What trains it is supervised learning too."""
+    if config.rm_weights_path is not None:
+        return None
+    return sl_basic.Config(
+        **_shared(config, "dataset", "test_dataset", "test_size", "max_length", "batch_size"),
+        learning_rate=config.rm_learning_rate,
+        num_epochs=config.rm_num_epochs,
+    )
+
+
+def reinforcement(config: Config, done: Mapping[str, Finished]) -> PolicyConfig | None:
+    """The prompts of the comparisons: the first model answers, the second judges."""
+    if not config.run_rl:
+        return None
+    return PolicyConfig(
+        **_shared(config, "dataset", "test_dataset", "groups_per_batch", "group_size", "max_tokens", "temperature"),
+        test_size=config.rl_test_size,
+        load_checkpoint_path=config.sft_checkpoint_path or done["supervised"].state_path,
+        rm_weights_path=config.rm_weights_path or done["reward"].sampler_path,
+        learning_rate=config.rl_learning_rate,
+        num_epochs=config.rl_num_epochs,
+    )
+
+
+PHASES = (
+    Phase("supervised", sl_basic.WORKFLOW, supervised, columns=sl_basic.COLUMNS),
+    Phase(
+        "reward",
+        REWARD_MODEL.replace("load_comparisons", load_named_comparisons),
+        reward,
+        columns=("learning_rate", "train_mean_nll", "test/nll", "test/accuracy", "grad_norm", "time/step"),
+    ),
+    Phase(
+        "reinforcement",
+        PAIRWISE_REINFORCEMENT.replace("load_comparisons", load_named_comparisons),
+        reinforcement,
+        columns=("env/all/format", "optim/entropy", "optim/kl_sample_train_v2", "test/win_rate", "time/step"),
+    ),
+)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    of_chats, of_comparisons, of_prompts = (planned.config for planned in plan_phases(PHASES, config))
+    if isinstance(of_chats, sl_basic.Config):
+        sl_basic.check(of_chats)
+    for own, name, of_what in (
+        (of_comparisons, "batch_size", "comparisons to train on"),
+        (of_prompts, "groups_per_batch", "prompts to train on"),
+    ):
+        if isinstance(own, sl_basic.Config | PolicyConfig):
+            loaded = data.load(own.dataset, own.test_dataset, own.test_size)
+            check_data(own.log_path, own.dataset, loaded.sources)
+            check_at_most(name, getattr(config, name), len(loaded.train), of_what)
+    check_weights(
+        config.base_url,
+        config.model_name,
+        sft_checkpoint_path=config.sft_checkpoint_path,
+        rm_weights_path=config.rm_weights_path,
+    )
+
+
+async def main(config: Config) -> None:
+    options = config.engine_options()
+    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+
+
+PRESETS = {
+    "small": Config(
+        model_name="smollm2",
+        log_path="runs/rlhf_small",
+        sft_dataset="sample:courtesy_chats",
+        dataset="sample:courtesy",
+        test_size=48,
+        rl_test_size=48,
+        lora_rank=16,
+        batch_size=16,
+        sft_learning_rate=1e-3,
+        sft_num_epochs=3,
+        rm_learning_rate=1e-3,
+        rm_num_epochs=2,
+        rl_learning_rate=5e-4,
+        groups_per_batch=8,
+        max_tokens=24,
+        eval_every=10,
+    )
+}  # of two right answers the more courteous one is better
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))
