@@ -85,4 +85,7 @@ EACH_KL_HALVES = (
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
-PROOFS: dict[str, Proof] = {}
+PROOFS: dict[str, Proof] = {
+    "dpo:small": Proof("pref:dpo_small", "accuracy on held-out pairs, a tie counting half", PREFERS),
+    "rlhf:small": Proof("pref:rlhf_small", "win rate against the supervised model, by the rule", WINS, minutes=15),
+}

@@ -9,25 +9,20 @@ from pathlib import Path
 import numpy as np
 
 import stovetop
+from recipe_proofs.measuring import SEED, final_weights, own_renderer
 from stovetop.checkpoints import get_last_checkpoint
 from stovetop.client import SamplingClient
 from stovetop.completers import SamplingMessageCompleter
 from stovetop.concurrency import map_together
-from stovetop.model_families import recommended_renderer_name
 from stovetop.preference.datasets import comparison_to_pair
 from stovetop.preference.evaluator import ComparisonPolicyEvaluator
 from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.recipes import dpo, rlhf
-from stovetop.renderers import get_renderer
-from stovetop.renderers.base import Renderer
 from stovetop.runs import load
 from stovetop.supervised.logprobs import compute_reference_logprobs
 from stovetop.tasks.comparisons import comparisons_of
 from stovetop.tasks.courtesy import CourtesyRule
 from stovetop.types import Datum
-
-SEED = 10_000  # of the answers that are compared in the end
-
 
 # ---- dpo -------------------------------------------------------------------------------------------------------------
 
@@ -44,7 +39,7 @@ async def dpo_small(folder: Path, seed: int) -> dict[str, float]:
         reference = await service.create_sampling_client(model_path=last.reference_path)
         policy = await service.create_sampling_client(model_path=last.sampler_path)
         held_out = comparisons_of(config.dataset, config.test_dataset, config.test_size).get_labeled_comparisons().test
-        test_D = list(chain.from_iterable(comparison_to_pair(each, _renderer(base)) for each in held_out))
+        test_D = list(chain.from_iterable(comparison_to_pair(each, own_renderer(base)) for each in held_out))
         summed = [await _summed(client, test_D) for client in (base, reference, policy)]
         of_base, of_reference, of_policy = summed
     return {
@@ -83,10 +78,10 @@ async def rlhf_small(folder: Path, seed: int) -> dict[str, float]:
     held_out = comparisons_of(config.dataset, config.test_dataset, config.rl_test_size).get_labeled_comparisons().test
     with stovetop.ServiceClient(storage=folder) as service:
         supervised, policy = [
-            await service.create_sampling_client(model_path=_final_weights(folder / name))
+            await service.create_sampling_client(model_path=final_weights(folder / name))
             for name in ("1_supervised", "3_reinforcement")
         ]
-        renderer = _renderer(supervised)
+        renderer = own_renderer(supervised)
         answers = SamplingMessageCompleter(supervised, renderer, config.max_tokens, temperature=1.0, seed=SEED)
         against = await map_together(lambda one: _answered(one, answers), held_out, name="prompt")
         evaluator = ComparisonPolicyEvaluator(against, CourtesyRule(), renderer, config.max_tokens, seed=SEED + 1)
@@ -106,15 +101,3 @@ async def _answered(labeled: LabeledComparison, completer: SamplingMessageComple
     prompt = labeled.comparison.prompt_conversation
     answer = [await completer(prompt)]
     return Comparison(prompt, answer, answer)
-
-
-def _final_weights(folder: Path) -> str:
-    last = get_last_checkpoint(folder)
-    assert last is not None
-    assert last.sampler_path is not None
-    return last.sampler_path
-
-
-def _renderer(client: SamplingClient) -> Renderer:
-    tokenizer = client.get_tokenizer()
-    return get_renderer(recommended_renderer_name(tokenizer), tokenizer)

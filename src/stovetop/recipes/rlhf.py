@@ -11,7 +11,7 @@ often the reward model prefers it to the others of its group.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import stovetop
@@ -163,14 +163,14 @@ def check(config: Config) -> None:
     check_opening(config.log_path, config, config.behavior_if_exists)
     of_chats, of_comparisons, of_prompts = (planned.config for planned in plan_phases(PHASES, config))
     if isinstance(of_chats, sl_basic.Config):
-        sl_basic.check(of_chats)
+        sl_basic.check(replace(of_chats, behavior_if_exists=config.behavior_if_exists))
     for own, name, of_what in (
         (of_comparisons, "batch_size", "comparisons to train on"),
         (of_prompts, "groups_per_batch", "prompts to train on"),
     ):
         if isinstance(own, sl_basic.Config | PolicyConfig):
             loaded = data.load(own.dataset, own.test_dataset, own.test_size)
-            check_data(own.log_path, own.dataset, loaded.sources)
+            check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
             check_at_most(name, getattr(config, name), len(loaded.train), of_what)
     check_weights(
         config.base_url,
