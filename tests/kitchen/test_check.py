@@ -350,6 +350,15 @@ def test_the_loop_itself_reads_its_items_and_the_first_of_what_it_carries() -> N
         f"the loop reads 'totals', {text}; did you mean 'total'?",
     ]
 
+    def sometimes(every: int) -> bool:
+        return every == 2
+
+    conditional = [
+        f"the loop reads '{name}', which stage 'plan' writes only when sometimes" for name in ("positions", "totals")
+    ]
+    workflow = Workflow("toy", When(sometimes, plan), *toy().nodes[1:])
+    assert problems(workflow) == [f"{each}; it is needed in any case" for each in conditional]
+
 
 def test_the_depth_is_a_config_field_with_a_number_in_it() -> None:
     assert one_problem(looped(Station(draw, add), depth="deepness")) == (

@@ -5,7 +5,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,13 @@ def with_hanging(what: str, waits: Callable[[], Awaitable[None]]) -> Workflow:
     def hang_evaluators(evaluators: Evaluators) -> Evaluators:
         return Evaluators(sampling=(HangingEvaluator(waits),))
 
+    @stage(writes="opened")
+    async def opens() -> AsyncIterator[int]:
+        yield 0
+        await waits()
+
+    if what == "end of a stage":
+        return REINFORCEMENT.insert_before("load_problems", opens)
     if what == "evaluator":
         return REINFORCEMENT.insert_after("make_rl_evaluators", hang_evaluators)
     return REINFORCEMENT.insert_after("build_env_group", hang_one)
@@ -89,6 +96,7 @@ def with_hanging(what: str, waits: Callable[[], Awaitable[None]]) -> Workflow:
         ("environment", ENVIRONMENT),
         pytest.param("grader", rf"{GROUP} > compute_group_rewards: for \d s$", marks=pytest.mark.slow),
         pytest.param("evaluator", EVALUATOR, marks=pytest.mark.slow),
+        pytest.param("end of a stage", r"the end of stage 'opens': for \d s$", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("blocks", [False, pytest.param(True, marks=pytest.mark.slow)])

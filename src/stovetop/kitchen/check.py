@@ -185,8 +185,8 @@ def _source_problems(use: _Use, others: Sequence[_Use]) -> Iterator[str]:
 def _reader_problems(use: _Use, sources: Sequence[_Use]) -> Iterator[str]:
     last = sources[-1]
     if last.when and use.how == "reads" and all(each.when not in (None, use.when) for each in sources):
-        condition = last.when[1].__name__
-        yield f"{use} reads {use.name!r}, which {last} writes only when {condition}; give the parameter a default"
+        advice = "give the parameter a default" if use.role else "it is needed in any case"
+        yield f"{use} reads {use.name!r}, which {last} writes only when {last.when[1].__name__}; {advice}"
     if not fits(last.annotation, use.annotation):
         yield f"{use} reads {use.name!r} as {shown(use.annotation)}; {last} gives {shown(last.annotation)}"
 

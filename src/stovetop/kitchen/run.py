@@ -40,7 +40,7 @@ class Runner:
         self._run = run if isinstance(run := given.get("run"), Run) else None
         self._emit: Callable[..., None] = self._run.emit if self._run else lambda *_, **__: None
         self._gives = {each.stage.name: each.stage.gives() for each in stages}  # here, as signatures are slow to read
-        self._carries: dict[str, _Carry] = {}  # by the name that an item sees; none outside the loop
+        self._carries: dict[str, _Carry] = {}  # by the name that an item sees
         self._opened = AsyncExitStack()
 
     async def run(self, loop: Loop | None) -> dict[str, object]:
@@ -76,7 +76,6 @@ class Runner:
             await assembly_line(self._items(positions), [*line, LineStation(leave)], depth=depth)
         for name, carry in self._carries.items():
             self._state |= {carry.listed: list(carry.waiting), name: carry.waiting[-1]}
-        self._carries = {}
 
     def _items(self, positions: Positions) -> Iterator["_Scope"]:
         last_row_s = time.perf_counter()
@@ -181,8 +180,7 @@ _NOTHING = object()
 
 def _arguments(reader: AnyStage, scope: "_Scope") -> dict[str, object]:
     """What it reads; of what it may do without, what is there."""
-    found = [(parameter, name) for parameter, name in reader.reads.items() if name in scope.values]
-    return {parameter: scope.values[name] for parameter, name in found}
+    return {parameter: scope.values[name] for parameter, name in reader.reads.items() if name in scope.values}
 
 
 def _named(stage: AnyStage, value: object) -> Mapping[str, object]:
