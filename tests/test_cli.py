@@ -268,7 +268,7 @@ NO_RUNS: list[tuple[str, str, str]] = [
 # Of the recipes whose own data are on a hub: what they run on without a network.
 SMALL = {
     "sl_basic": ["dataset=sample:no_robots", "batch_size=4"],
-    "rl_basic": ["dataset=sample:gsm", "test_size=8", "groups_per_batch=4", "group_size=4"],
+    "rl_basic": ["dataset=sample:gsm8k", "test_size=8", "groups_per_batch=4", "group_size=4"],
     "dpo": ["dataset=sample:hhh", "batch_size=2"],
 }
 

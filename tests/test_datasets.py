@@ -245,10 +245,29 @@ def test_a_batch_depends_on_seed_and_position_alone():
     assert in_order != list(datasets.Batches(range(20), 4, num_epochs=3, seed=6))
 
 
-@pytest.mark.parametrize(("batch_size", "num_epochs"), [(0, 1), (5, 1), (2, 0)])
-def test_batches_that_cannot_be_filled_are_refused(batch_size: int, num_epochs: int):
-    with pytest.raises(InvalidRequest, match="must be"):
-        datasets.Batches(range(4), batch_size, num_epochs=num_epochs)
+def test_fewer_rows_than_a_batch_are_one_short_batch_unless_the_last_is_dropped():
+    [batch] = datasets.Batches(range(4), 5)
+    assert sorted(batch) == [0, 1, 2, 3]
+    with pytest.raises(InvalidRequest, match=r"batch_size must be in 1\.\.4, the number of rows, for drop_last.*: 5"):
+        datasets.Batches(range(4), 5, drop_last=True)
+
+
+@pytest.mark.parametrize(("num_rows", "batch_size", "num_epochs"), [(4, 0, 1), (4, 2, 0), (0, 2, 1)])
+def test_batches_of_nothing_are_refused(num_rows: int, batch_size: int, num_epochs: int):
+    with pytest.raises(InvalidRequest, match="at least 1"):
+        datasets.Batches(range(num_rows), batch_size, num_epochs=num_epochs)
+
+
+def test_an_epoch_is_said_in_one_line(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="stovetop")
+    datasets.log_epoch("chats", 10, 4, 10)
+    datasets.log_epoch("problems", 12, 4)
+    datasets.log_epoch("pairs", 4, 4, 8)
+    assert caplog.messages == [
+        "10 chats -> 10 datums -> 3 steps an epoch, the last with 2 chats",
+        "12 problems -> 3 steps an epoch",
+        "4 pairs -> 8 datums -> 1 step an epoch",
+    ]
 
 
 # ---- streams and mixtures

@@ -82,6 +82,7 @@ HEAVY = {"torch", "transformers"}
 
 DATASETS = [
     "deepcoder",
+    "deepmath",
     "gsm8k",
     "helpsteer",
     "hhh",
@@ -89,6 +90,8 @@ DATASETS = [
     "ifeval",
     "mmlu",
     "no_robots",
+    "openthoughts",
+    "polaris",
     "ultrafeedback",
     "tulu",
 ]

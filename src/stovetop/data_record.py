@@ -3,7 +3,7 @@ the name of each data set in the config: its sources, with their digest or their
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -46,8 +46,9 @@ def record_data(path: Path, dataset: str, sources: Sequence[Source]) -> None:
     write_file(path / DATA_FILE, json.dumps(rows, indent=1).encode())
 
 
-def revisions_of(stored: Mapping[str, Sequence[Source]]) -> dict[str, str]:
-    """The commit of each data set of a hub that was read."""
+def revisions_in(log_path: str | Path) -> dict[str, str]:
+    """The commits of data sets of a hub that the run in this folder began with: one that goes on reads them again."""
+    stored = read_data(run_path(log_path))
     return {source.source: source.revision for of_name in stored.values() for source in of_name if source.revision}
 
 

@@ -4,6 +4,7 @@ A row is what a source holds; chats are checked where they come in, with the fil
 of them (tokens, problems) is not decided here. Public data sets by name, and several mixed: `named_data.load_data`.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -22,6 +23,7 @@ __all__ = [
     "interleave",
     "load_chats",
     "load_rows",
+    "log_epoch",
     "published",
     "row_of",
     "sample_names",
@@ -31,6 +33,8 @@ __all__ = [
     "stream_rows",
     "without_nulls",
 ]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -157,15 +161,21 @@ def interleave(sources: Sequence[Sequence[T]], weights: Sequence[float], num_row
 class Batches(Generic[T]):
     """All batches of a run. `batches[position]` depends on the seed and the position alone: a run may begin anywhere.
 
-    Every epoch is shuffled anew and cut into batches, of which the last may be short. With `drop_last` what does not
-    fill a batch is left out of that epoch (another epoch's order leaves out other rows).
+    Every epoch is shuffled anew and cut into batches, of which the last may be short: where there are fewer rows than
+    `batch_size`, it is the only one. With `drop_last` what does not fill a batch is left out of that epoch (another
+    epoch's order leaves out other rows).
     """
 
     def __init__(
         self, rows: Sequence[T], batch_size: int, *, num_epochs: int = 1, seed: int = 0, drop_last: bool = False
     ) -> None:
-        if not 1 <= batch_size <= len(rows):
-            raise InvalidRequest(f"batch_size must be in 1..{len(rows)}, the number of rows: {batch_size}")
+        if batch_size < 1 or not rows:
+            raise InvalidRequest(f"batches need a batch_size of at least 1, and a row: {batch_size}, {len(rows)} rows")
+        if drop_last and batch_size > len(rows):
+            raise InvalidRequest(
+                f"batch_size must be in 1..{len(rows)}, the number of rows, for drop_last leaves out what does not "
+                f"fill a batch: {batch_size}"
+            )
         if num_epochs < 1:
             raise InvalidRequest(f"num_epochs must be at least 1: {num_epochs}")
         self.batch_size = batch_size
@@ -190,3 +200,15 @@ class Batches(Generic[T]):
     def epoch_of(self, position: int) -> int:
         """The epoch that a batch belongs to, counted from 0."""
         return position // self.num_per_epoch
+
+
+def log_epoch(what: str, num_rows: int, batch_size: int, num_datums: int | None = None) -> None:
+    """Says what an epoch is, before the first: "10 chats -> 10 datums -> 3 steps an epoch, the last with 2 chats"."""
+    num_steps, rest = -(-num_rows // batch_size), num_rows % batch_size
+    amounts = [f"{num_rows} {what}", *([] if num_datums is None else [f"{num_datums} datums"])]
+    steps = "1 step an epoch" if num_steps == 1 else f"{num_steps} steps an epoch"
+    if rest and num_steps == 1:
+        steps += f", a short one: there are fewer {what} than the {batch_size} of a batch"
+    elif rest:
+        steps += f", the last with {rest} {what}"
+    log.info("%s", " -> ".join([*amounts, steps]))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeVar, cast
 
 from stovetop.checkpoints import get_last_checkpoint
-from stovetop.data_record import read_data, record_data, revisions_of
+from stovetop.data_record import record_data, revisions_in
 from stovetop.durable import parse_rows, write_file
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
 from stovetop.run_folder import (
@@ -296,7 +296,7 @@ class Run:
     @property
     def revisions(self) -> dict[str, str]:
         """Of data sets of a hub, the commits that the run began with: a run that goes on reads them again."""
-        return revisions_of(read_data(self.path))
+        return revisions_in(self.path)
 
     def record_data(self, dataset: str, loaded: "Loaded[Any]") -> None:
         """Keeps in data.json what was read of `dataset`, emits `dataset.load` with the numbers, and logs which rows

@@ -131,7 +131,7 @@ def test_a_row_that_is_no_problem_is_named_by_its_place_in_the_file(
     lines[7] = json.dumps(wrong)
     Path(config.dataset).write_text("\n".join(lines))
     for refuse in (rl_loop.check, train):
-        with pytest.raises(InvalidRequest, match=r"^row 7"):
+        with pytest.raises(InvalidRequest, match=r"problems.jsonl, line 8"):
             refuse(config)
 
 

@@ -23,7 +23,7 @@ from stovetop.runs import Run, load
 
 SMALL: dict[str, list[str]] = {
     "sl_basic": ["dataset=sample:no_robots", "batch_size=4", "learning_rate=0.1", "eval_every=2"],
-    "rl_basic": ["dataset=sample:gsm", "test_size=2", "groups_per_batch=2", "group_size=3", "max_tokens=6",
+    "rl_basic": ["dataset=sample:gsm8k", "test_size=2", "groups_per_batch=2", "group_size=3", "max_tokens=6",
                  "learning_rate=0.1", "max_steps_off_policy=1", "eval_every=2"],
     "dpo": ["dataset=sample:hhh", "batch_size=2", "learning_rate=0.05", "eval_every=2"],
 }  # fmt: skip

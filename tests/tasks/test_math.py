@@ -87,7 +87,7 @@ def test_problems_come_from_files_of_the_hub_on_disk(tmp_path: Path):
 
 
 def test_the_results_of_the_sample_are_those_of_its_last_steps():
-    rows = load_rows("sample:gsm")
+    rows = load_rows("sample:gsm8k")
     assert len(rows) == 24
     for row in rows:
         result = extract_gsm_answer(str(row["answer"]))
@@ -98,7 +98,7 @@ def test_the_results_of_the_sample_are_those_of_its_last_steps():
 
 
 def test_a_problem_asks_for_a_box_after_a_solved_example_if_told_so():
-    rows = load_rows("sample:gsm")[:1]
+    rows = load_rows("sample:gsm8k")[:1]
     [plain], [shown] = (builders(rows, RENDERER, 1, grade_here, few_shot=few_shot) for few_shot in (False, True))
 
     def prompt(builder: object) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.client import SamplingClient, ServiceClient
-from stovetop.data_record import check_data
+from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig, When, stage
 from stovetop.kitchen.stages.evaluation import Evaluators, evaluate, evaluate_at_end, evaluates, evaluates_at_end
 from stovetop.kitchen.workflows import PREFERENCE
@@ -110,7 +110,7 @@ COLUMNS = ("learning_rate", "dpo_loss", "accuracy", "margin", "test/accuracy", "
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     check_opening(config.log_path, config, config.behavior_if_exists)
-    loaded = data.load(config.dataset, config.test_dataset, config.test_size)
+    loaded = data.load(config.dataset, config.test_dataset, config.test_size, revisions=revisions_in(config.log_path))
     check_data(config.log_path, config.dataset, loaded.sources, config.behavior_if_exists)
     num_pairs = sum(labeled.answers() is not None for labeled in loaded.train)
     check_at_most("batch_size", config.batch_size, num_pairs, "comparisons to train on")

@@ -2,7 +2,7 @@ r"""Reinforcement learning with a verifiable reward: problems in, a model that s
 REINFORCEMENT with its own problems: school mathematics, answered in \boxed{}.
 
     stovetop run rl_basic                                                     GSM8K and a model from the hub
-    stovetop run rl_basic model=smollm2 dataset=sample:gsm test_size=8 groups_per_batch=4 group_size=4
+    stovetop run rl_basic model=smollm2 dataset=sample:gsm8k test_size=8 groups_per_batch=4 group_size=4
                                                                               without a network
 
 `rl_loop` shows the same as one flat loop, on-policy: with `answers=exact` both give the same rows and weights.
@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.data_record import check_data
+from stovetop.data_record import check_data, revisions_in
 from stovetop.datasets import Row, Split
 from stovetop.kitchen import RunConfig, stage
 from stovetop.kitchen.stages.rl import Builders
@@ -146,7 +146,8 @@ COLUMNS = (
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     check_opening(config.log_path, config, config.behavior_if_exists)
-    rows = problems.load(config.dataset, config.test_dataset, config.test_size, config.seed)
+    revisions = revisions_in(config.log_path)
+    rows = problems.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
     check_data(config.log_path, config.dataset, rows.sources, config.behavior_if_exists)
     for part in (rows.train, rows.test):
         if config.answers == "exact":

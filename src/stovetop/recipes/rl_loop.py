@@ -19,10 +19,12 @@ from stovetop import AdamParams
 from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import Split, load_rows, split_rows
+from stovetop.data_record import check_data, revisions_in
+from stovetop.datasets import log_epoch
 from stovetop.losses import parse_loss
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
 from stovetop.model_families import context_length, recommended_renderer_name
+from stovetop.named_data import Loaded, load_data
 from stovetop.recipes.settings import (
     Beta,
     Count,
@@ -38,7 +40,7 @@ from stovetop.renderers import get_renderer
 from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import compute_rollout_metrics, compute_update_metrics, rl_step_fields
-from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problems_from_rows
+from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problem_of_row
 from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
 from stovetop.rl.steps import judge_groups
 from stovetop.rules import Whole
@@ -92,16 +94,21 @@ def check(config: Config) -> None:
     check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
 
 
-def load(config: Config) -> Split[PosedProblem]:
+def load(config: Config) -> Loaded[PosedProblem]:
     """The problems to train on, in a first order of their own, and those held out."""
-    posed = problems_from_rows(load_rows(config.dataset))
-    problems = split_rows(posed, 0 if config.test_dataset else config.test_size, config.seed)
+    problems = load_data(
+        config.dataset,
+        problem_of_row,
+        test_dataset=config.test_dataset,
+        test_size=config.test_size,
+        seed=config.seed,
+        revisions=revisions_in(config.log_path),
+    )
     check_at_most("groups_per_batch", config.groups_per_batch, len(problems.train), "problems to train on")
     num_steps = -(-len(problems.train) // config.groups_per_batch) * config.num_epochs
     check_at_most("warmup_steps", config.warmup_steps, min(num_steps, config.max_steps or num_steps), "steps")
-    if not config.test_dataset:
-        return problems
-    return problems._replace(test=problems_from_rows(load_rows(config.test_dataset)))
+    check_data(config.log_path, config.dataset, problems.sources, config.behavior_if_exists)
+    return problems
 
 
 async def main(config: Config) -> None:
@@ -114,6 +121,7 @@ async def train(config: Config, service: ServiceClient) -> None:
     columns = ("env/all/reward/total", "env/all/by_group/frac_mixed", "optim/entropy", "optim/kl_sample_train_v2",
                "time/total", "test/env/all/reward/total")  # fmt: skip
     with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
+        run.record_data(config.dataset, problems)
         start = await resume_or_create(
             service,
             run.path,
@@ -133,6 +141,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         builders = problem_builders(problems.train, renderer, config.group_size, max_prompt_tokens=room)
         batches = ProblemDataset(builders, config.groups_per_batch, seed=config.seed, num_epochs=config.num_epochs)
         num_steps = min(len(batches), config.max_steps or len(batches))
+        log_epoch("problems", len(problems.train), config.groups_per_batch)
         if start.is_complete(num_steps):
             return
         run.start_at(start.batch)

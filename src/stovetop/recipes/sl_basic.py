@@ -13,7 +13,7 @@ from typing import Annotated
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.data_record import check_data
+from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig
 from stovetop.kitchen.workflows import SUPERVISED
 from stovetop.lr_schedules import LRSchedule
@@ -78,7 +78,8 @@ COLUMNS = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "gr
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     check_opening(config.log_path, config, config.behavior_if_exists)
-    chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed)
+    revisions = revisions_in(config.log_path)
+    chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
     check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
     check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
     check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)

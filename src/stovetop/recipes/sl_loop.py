@@ -21,9 +21,11 @@ from stovetop import AdamParams, APIFuture, Datum, ForwardBackwardOutput, OptimS
 from stovetop.checkpoints import PendingCheckpoint, is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
 from stovetop.checks import check as check_fields
 from stovetop.client import ServiceClient
-from stovetop.datasets import Batches, Split, load_chats, split_rows
+from stovetop.data_record import check_data, revisions_in
+from stovetop.datasets import Batches, log_epoch
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
 from stovetop.model_families import context_length, recommended_renderer_name
+from stovetop.named_data import Loaded
 from stovetop.recipes.settings import (
     Beta,
     Count,
@@ -41,6 +43,7 @@ from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.supervised.data import data_of_chats
 from stovetop.supervised.nll import mean_nll
+from stovetop.tasks import chats as data
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
@@ -84,14 +87,15 @@ def check(config: Config) -> None:
     check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
 
 
-def load(config: Config) -> Split[tuple[int, list[Message]]]:
-    """The chats to train on, in a first order of their own, and those held out; each with its index in its source."""
-    rows = list(enumerate(load_chats(config.dataset)))
-    chats = split_rows(rows, 0 if config.test_dataset else config.test_size, config.seed)
+def load(config: Config) -> Loaded[list[Message]]:
+    """The chats to train on, in a first order of their own, and those held out."""
+    revisions = revisions_in(config.log_path)
+    chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
     check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
     num_steps = -(-len(chats.train) // config.batch_size) * config.num_epochs
     check_at_most("warmup_steps", config.warmup_steps, num_steps, "steps")
-    return chats._replace(test=list(enumerate(load_chats(config.test_dataset)))) if config.test_dataset else chats
+    check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
+    return chats
 
 
 class InFlight(NamedTuple):
@@ -116,6 +120,7 @@ async def train(config: Config, service: ServiceClient) -> None:
     chats = load(config)  # before anything is written
     columns = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "grad_norm")
     with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
+        run.record_data(config.dataset, chats)
         start = await resume_or_create(
             service,
             run.path,
@@ -134,18 +139,15 @@ async def train(config: Config, service: ServiceClient) -> None:
         # A chat may make several datums, where its renderer shows earlier turns otherwise later; a batch counts chats.
         train_chats, test_chats = (
             data_of_chats(
-                [chat for _, chat in part],
-                renderer,
-                config.max_length,
-                config.train_on_what,
-                context_length=context,
-                indices=[index for index, _ in part],
+                part, renderer, config.max_length, config.train_on_what, context_length=context, indices=indices
             )
-            for part in chats
+            for part, indices in ((chats.train, chats.train_indices), (chats.test, chats.test_indices))
         )
         test_D = list(chain.from_iterable(test_chats.data_of_chat))
         batches = Batches(train_chats.data_of_chat, config.batch_size, num_epochs=config.num_epochs, seed=config.seed)
         num_steps = len(batches)
+        num_datums = sum(map(len, train_chats.data_of_chat))
+        log_epoch("chats", len(train_chats.data_of_chat), config.batch_size, num_datums)
         if start.is_complete(num_steps):
             return
         run.start_at(start.batch)

@@ -108,6 +108,7 @@ class ChatData(NamedTuple):
 
     data_of_chat: list[list[Datum]]
     untrainable: dict[int, str]
+    what: str = "chats"  # as messages call them
 
 
 def data_of_chats(

@@ -23,6 +23,7 @@ def load(
     dataset: str,
     test_dataset: str | None = None,
     test_size: int = 0,
+    seed: int = 0,
     revisions: Mapping[str, str] | None = None,
 ) -> Loaded[LabeledComparison]:
     """The comparisons that a config names, to train on and held out, of these at most half; see `named_data.load_data`.
@@ -33,6 +34,7 @@ def load(
         COMPARISONS,
         test_dataset=test_dataset,
         test_size=test_size,
+        seed=seed,
         half_at_most=True,
         revisions=revisions,
     )
@@ -61,7 +63,7 @@ def load_named_comparisons(
     dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0
 ) -> LabeledComparisons:
     """The comparisons to train on, of a named data set or of a file, and those held out."""
-    loaded = load(dataset, test_dataset, test_size, run.revisions)
+    loaded = load(dataset, test_dataset, test_size, revisions=run.revisions)
     run.record_data(dataset, loaded)
     return LabeledComparisons(loaded.train, loaded.test, loaded.num_left_out)
 

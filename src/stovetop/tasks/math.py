@@ -18,7 +18,7 @@ from stovetop.rl.problem_env import ProblemDataset, ProblemEnv, ProblemGroupBuil
 from stovetop.tasks.math_grading import Grade, extract_boxed, extract_gsm_answer, grade_here
 
 NAME = "math"
-SAMPLE = "sample:gsm"
+SAMPLE = "sample:gsm8k"
 INSTRUCTION = "Give the result in \\boxed{}."
 NUM_TEST_PROBLEMS_OF_SAMPLE = 8
 

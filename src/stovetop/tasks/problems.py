@@ -59,7 +59,9 @@ def parse_gsm8k(row: Row) -> Row | LeftOut:
 
 def parse_math(row: Row) -> Row | LeftOut:
     r"""`problem`, and a `solution` with the result in \boxed{}; MATH-500 has the result as `answer` too."""
-    return _problem(row, "problem", "answer" if _text(row, "answer") else "solution", _result_of_solution)
+    if _text(row, "answer") is not None:
+        return _problem(row, "problem", "answer", str)
+    return _problem(row, "problem", "solution", extract_boxed)
 
 
 def parse_polaris(row: Row) -> Row | LeftOut:
@@ -85,10 +87,6 @@ def _problem(row: Row, question: str, answer: str, result: Callable[[str], str |
 def _text(row: Row, name: str) -> str | None:
     value = row.get(name)
     return value if isinstance(value, str) and value.strip() else None
-
-
-def _result_of_solution(text: str) -> str | None:
-    return extract_boxed(text) if "boxed" in text or "fbox" in text else None
 
 
 # ---- the data sets ---------------------------------------------------------------------------------------------------

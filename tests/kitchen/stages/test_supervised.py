@@ -12,7 +12,6 @@ from kitchen.stages.configs import write_chats
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.recording import open_service
 from stovetop.client import TrainingClient
-from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Positions, Row
 from stovetop.kitchen.stages import supervised
 from stovetop.kitchen.stages.session import init_renderer
@@ -51,14 +50,18 @@ def test_build_supervised_dataset_renders_every_chat_with_weights_that_sum_to_on
     assert sums == pytest.approx([1.0] * 8)
 
 
-def test_make_batches_shuffles_each_epoch_and_refuses_a_batch_larger_than_the_data(
-    data: SupervisedData,
+def test_make_batches_shuffles_each_epoch_and_says_what_an_epoch_is(
+    data: SupervisedData, caplog: pytest.LogCaptureFixture
 ) -> None:
     batches, num_per_epoch = supervised.make_batches(examples=data.examples, batch_size=3, num_epochs=2, seed=0)
     assert (len(batches), num_per_epoch) == (6, 3)
     assert [len(batch) for batch in batches] == [3, 3, 2] * 2
-    with pytest.raises(InvalidRequest, match="batch_size must be at most 8, the number of chats to train on: 9"):
-        supervised.make_batches(data.examples, 9)
+    batches, _ = supervised.make_batches(data.examples, 9)
+    assert [len(batch) for batch in batches] == [8]
+    assert caplog.messages == [
+        "8 chats -> 8 datums -> 3 steps an epoch, the last with 2 chats",
+        "8 chats -> 8 datums -> 1 step an epoch, a short one: there are fewer chats than the 9 of a batch",
+    ]
 
 
 def test_make_evaluators_measures_what_is_held_out(data: SupervisedData, client: TrainingClient) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stovetop.checkpoints import Start
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
+from stovetop.datasets import log_epoch
 from stovetop.futures import APIFuture
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
@@ -88,6 +89,7 @@ def build_preference_dataset(
     pairs = DPODataset(comparisons.train, batch_size, renderer, max_length=max_length)
     num_pairs = len(comparisons.train) - pairs.num_ties - len(pairs.untrainable)
     left_out = {"num_ties": pairs.num_ties, "num_untrainable": len(pairs.untrainable)}
+    log_epoch("pairs", num_pairs, batch_size, 2 * num_pairs)
     run.emit("dpo.dataset_built", num_pairs=num_pairs, num_batches=len(pairs), **left_out)
     return PreferenceData(pairs, len(pairs))
 

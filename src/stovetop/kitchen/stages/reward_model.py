@@ -65,7 +65,7 @@ def build_comparison_dataset(
     left_out = {"num_untrainable": len(train.untrainable), "num_test_untrainable": len(test.untrainable)}
     run.emit("reward_model.dataset_built", num_comparisons=len(train.made), num_test=len(test.made), **left_out)
     return JudgedData(
-        ChatData(list(train.made.values()), train.untrainable),
+        ChatData(list(train.made.values()), train.untrainable, "comparisons"),
         [datum for data in test.made.values() for datum in data],
         [comparisons.test[index] for index in test.made],
     )

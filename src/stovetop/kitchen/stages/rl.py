@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
-from stovetop.datasets import Split
+from stovetop.datasets import Split, log_epoch
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
@@ -99,6 +99,7 @@ def batch_problems(
 ) -> Problems:
     """Each epoch in an order of its own."""
     batches = ProblemDataset(builders, groups_per_batch, seed=seed, num_epochs=num_epochs)
+    log_epoch("problems", len(builders), groups_per_batch)
     return Problems(batches, len(batches) // num_epochs)
 
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stovetop.client import ServiceClient, TrainingClient
-from stovetop.datasets import Batches, Split, chat_of_row
-from stovetop.errors import InvalidRequest
+from stovetop.datasets import Batches, Split, chat_of_row, log_epoch
 from stovetop.futures import APIFuture
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
@@ -84,10 +83,10 @@ class ChatBatches(NamedTuple):
 
 @stage(writes=("batches", "num_per_epoch"))
 def make_batches(examples: ChatData, batch_size: int, num_epochs: int = 1, seed: int = 0) -> ChatBatches:
-    """The batches of all epochs, each epoch in an order of its own. A batch counts chats."""
-    if batch_size > len(examples.data_of_chat):
-        number = len(examples.data_of_chat)
-        raise InvalidRequest(f"batch_size must be at most {number}, the number of chats to train on: {batch_size}")
+    """The batches of all epochs, each epoch in an order of its own. A batch counts chats; the last of an epoch may have
+    fewer."""
+    num_chats, num_datums = len(examples.data_of_chat), sum(map(len, examples.data_of_chat))
+    log_epoch(examples.what, num_chats, batch_size, num_datums)
     batches = Batches(examples.data_of_chat, batch_size, num_epochs=num_epochs, seed=seed)
     return ChatBatches(batches, batches.num_per_epoch)
 
