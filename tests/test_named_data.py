@@ -1,9 +1,11 @@
 """The joint behind which all data of a run comes: names, sources, splits, mixtures, and the record of what was read."""
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -163,3 +165,56 @@ def test_the_digest_of_a_folder_is_that_of_its_data(tmp_path: Path) -> None:
     assert row_sources.digest_of(str(tmp_path / "numbers")) == before
     write(tmp_path / "numbers" / "train.jsonl", range(4))
     assert row_sources.digest_of(str(tmp_path / "numbers")) != before
+
+
+# ---- a hub, as the library of it and its own client answer
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What is asked of a hub that is there and has one commit, which changes when it is asked twice."""
+    asked: list[dict[str, object]] = []
+
+    def load_dataset(path: str, **options: object) -> Iterator[dict[str, object]]:
+        asked.append({"path": path, **options})
+        return iter([{"n": n} for n in range(20)])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("stovetop.hub.why_unreachable", lambda: None)
+    commits = iter(("first", "second", "third"))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha=next(commits)))
+    return asked
+
+
+def test_a_hub_is_read_at_one_commit_which_is_recorded(calls: list[dict[str, object]]) -> None:
+    named = table(test=(PublishedRows("owner/numbers", "test", "main"),))
+    loaded = load_data("numbers", read, named)
+    assert calls == [
+        {"path": "owner/numbers", "split": "train", "revision": "first"},
+        {"path": "owner/numbers", "split": "test", "name": "main", "revision": "first"},
+    ]
+    assert [(source.role, source.revision, source.num_rows, source.digest) for source in loaded.sources] == [
+        ("train", "first", 20, None),
+        ("test", "first", 20, None),
+    ]
+
+
+def test_a_run_that_goes_on_reads_the_commit_that_it_began_with(calls: list[dict[str, object]]) -> None:
+    load_data("numbers", read, table(), revisions={"owner/numbers": "old"})
+    assert [call["revision"] for call in calls] == ["old"]
+
+
+def test_the_first_rows_of_a_hub_are_streamed(calls: list[dict[str, object]]) -> None:
+    loaded = load_data("numbers[:3]", read, table())
+    assert calls == [{"path": "owner/numbers", "split": "train", "revision": "first", "streaming": True}]
+    assert (all_of(loaded), loaded.sources[0].num_rows) == ([0, 1, 2], 3)
+
+
+def test_without_a_hub_a_name_is_refused_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(path: str, **options: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("stovetop.hub.why_unreachable", lambda: "the hub cannot be reached")
+    with pytest.raises(InvalidRequest, match=r"the hub cannot be reached; pass FILE.jsonl, FILE.parquet or a downl"):
+        load_data("numbers", read, table())
