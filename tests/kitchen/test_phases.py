@@ -219,6 +219,23 @@ def test_a_run_that_was_moved_goes_on_where_it_lies(killed: Killed, tmp_path: Pa
     assert Path(start).is_relative_to(moved)
 
 
+def test_a_phase_that_stands_still_says_so_after_the_time_of_the_whole_and_says_it_alone(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if "nothing has gone on" in message]
+
+    @stage
+    async def hangs() -> None:
+        while not any("hangs" in message for message in said()):
+            await asyncio.sleep(0.01)
+
+    config = replace(config, stall_after_s=0.1)
+    run_all(config, phases_with("supervised", SUPERVISED.insert_before("save_final_weights", hangs)))
+    assert all(message.count("\n") for message in said())  # each of a phase, which lists what it waits for
+
+
 # ---- other configs ---------------------------------------------------------------------------------------------------
 
 

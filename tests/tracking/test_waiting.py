@@ -100,6 +100,27 @@ def test_an_object_is_shown_in_short_and_only_when_it_is_said(clock: Clock) -> N
     assert len(second) < 200
 
 
+def test_a_watch_within_another_speaks_for_both(clock: Clock) -> None:
+    """That of a phase, within that of the whole run, to which nothing happens meanwhile."""
+    whole, phase = clock.watch(after_s=10.0), clock.watch(after_s=20.0)
+    with whole.on():
+        with phase.on(), waiting_for("a step"):
+            clock.now_s = 15.0
+            whole.look()
+            phase.look()
+            assert clock.said == []
+            clock.now_s = 21.0
+            whole.look()
+            phase.look()
+            assert clock.said == ["nothing has gone on for 21 s. What is waited for:\n  a step: for 21 s"]
+        clock.now_s = 30.0
+        whole.look()
+        assert len(clock.said) == 1  # the end of a phase is progress
+        clock.now_s = 31.0
+        whole.look()
+        assert len(clock.said) == 2
+
+
 def test_where_nothing_watches_nothing_is_kept(clock: Clock) -> None:
     watch = clock.watch()
     with waiting_for("before"):

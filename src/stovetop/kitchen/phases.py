@@ -249,7 +249,14 @@ async def run_phases(
             with (
                 _recorded(whole, phase),
                 open_service(str(this.folder)) as service,
-                open_run(this.folder, this.config, console=console, columns=phase.columns, sinks=sinks) as run,
+                open_run(
+                    this.folder,
+                    this.config,
+                    console=console,
+                    columns=phase.columns,
+                    sinks=sinks,
+                    stall_after_s=config.stall_after_s,
+                ) as run,
             ):
                 log.info("phase %d of %d: %s", index + 1, len(phases), phase.name)
                 await phase.workflow.run(this.config, service=service, run=run)

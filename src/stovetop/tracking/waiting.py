@@ -90,6 +90,7 @@ class Watch:
         self._open: dict[_Wait, None] = {}  # in the order in which they began
         self._last_s = clock()  # that something began or ended
         self._due_s = after_s
+        self._num_within = 0  # watches that are on within this one
         self._is_off = threading.Event()
 
     def begin(self, wait: _Wait) -> None:
@@ -106,14 +107,20 @@ class Watch:
     @contextmanager
     def on(self) -> Generator[None]:
         """Within, in this task and in those that it makes. The watch is kept by a thread, which sees too that the event
-        loop itself stands still, as while an environment sleeps without `await`."""
+        loop itself stands still, as while an environment sleeps without `await`. One that was on before, such as that
+        of a run of which this one is a phase, is silent as long."""
         thread = threading.Thread(target=self._keep, name="watch of progress", daemon=True)
         thread.start()
         before = _PLACE.get()
         _PLACE.set(_Place(self))
+        if before is not None:
+            before.watch._num_within += 1
         try:
             yield
         finally:
+            if before is not None:
+                before.watch._num_within -= 1
+                before.watch._go_on()
             _PLACE.set(before)  # not reset: a run may be left in another thread than it was entered in
             self._is_off.set()
             thread.join()
@@ -124,7 +131,9 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Says it if it is due."""
+        """Says it if it is due, and no watch within this one is on, which says it for both."""
+        if self._num_within:
+            return
         quiet_s = self.clock() - self._last_s
         if quiet_s >= self._due_s:
             self._due_s = 2 * quiet_s
