@@ -88,4 +88,6 @@ EACH_KL_HALVES = (
 PROOFS: dict[str, Proof] = {
     "dpo:small": Proof("pref:dpo_small", "accuracy on held-out pairs, a tie counting half", PREFERS),
     "rlhf:small": Proof("pref:rlhf_small", "win rate against the supervised model, by the rule", WINS, minutes=15),
+    "on_policy_distillation:small": Proof("distill:on_policy", "KL to the teacher", KL_HALVES, minutes=15),
+    "distill_composite:small": Proof("distill:composite", "KL to both teachers", EACH_KL_HALVES, minutes=15),
 }

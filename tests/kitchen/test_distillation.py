@@ -4,7 +4,6 @@ several; off-policy the student learns what the teacher answers, or finds likeli
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from stovetop.backends import recording
 from stovetop.backends.opened_base import Call
 from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
 from stovetop.client import ServiceClient
+from stovetop.datasets import Split
 from stovetop.distillation.datasets import (
     DistillationDatasetConfig,
     PromptOnlyDatasetBuilder,
@@ -27,11 +27,13 @@ from stovetop.distillation.teachers import TeacherConfig, create_teachers
 from stovetop.errors import StageFailed
 from stovetop.kitchen import stage
 from stovetop.kitchen.run_config import RunConfig
+from stovetop.kitchen.stages.distillation import PromptBatching, source_of
 from stovetop.kitchen.workflow import Workflow
 from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION
 from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer
+from stovetop.renderers.messages import Message
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
 from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
@@ -160,23 +162,18 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_that_would_have_been(
 
 def test_several_datasets_have_each_their_own_teacher(config: DistillationConfig) -> None:
     @stage(writes="sources")
-    def choose_two(dataset: str, renderer: Renderer, num_epochs: int) -> list[DistillationDatasetConfig]:
-        prompts = partial(PromptOnlyDatasetBuilder, source=dataset, renderer=renderer, num_epochs=num_epochs)
-        return [
-            DistillationDatasetConfig(
-                dataset_builder=prompts(groups_per_batch=number, group_size=2, test_size=3),
-                teacher_config=TeacherConfig(base_model=f"any/teacher-{number}"),
-                groups_per_batch=number,
-            )
-            for number in (1, 2)
-        ]
+    def choose_two(
+        prompts: Split[list[Message]], renderer: Renderer, prompt_batching: PromptBatching
+    ) -> list[DistillationDatasetConfig]:
+        teachers = [TeacherConfig(base_model=f"any/teacher-{number}") for number in (1, 2)]
+        return [source_of(prompts, each, number, renderer, prompt_batching) for number, each in enumerate(teachers, 1)]
 
-    workflow = DISTILLATION.replace("choose_sources", choose_two).remove("choose_prompt_batching")
-    workflow = workflow.remove("choose_teacher")
+    workflow = DISTILLATION.replace("choose_sources", choose_two).remove("choose_teacher")
 
     @dataclass(frozen=True, kw_only=True)
     class TwoConfig(RunConfig):
         dataset: str
+        test_size: int = 3
         model_name: str = "any/model"
         num_epochs: int = 1
         max_tokens: int = 3
@@ -208,16 +205,18 @@ def topk(folder: Path) -> TopKConfig:
 def test_off_policy_the_student_learns_what_the_teacher_answers(tmp_path: Path) -> None:
     config = replace(off_policy(tmp_path), num_epochs=4, teacher_temperature=0.0)
     asyncio.run(train(config, OFF_POLICY_DISTILLATION))
-    found = rows(config.log_path)
+    *found, last = rows(config.log_path)
     assert len(found) == 20
     assert found[-1]["train_mean_nll"] < found[0]["train_mean_nll"]
     assert all(row["num_prompts"] == 2 for row in found)
+    assert last["test/teacher_kl"] < found[0]["test/teacher_kl"]
 
 
 def test_off_policy_the_student_learns_what_the_teacher_finds_likeliest(tmp_path: Path) -> None:
     config = topk(tmp_path)
     asyncio.run(train(config, TOPK_DISTILLATION))
-    found = rows(config.log_path)
+    *found, last = rows(config.log_path)
+    assert last["test/nll"] > 0
     assert found[-1]["topk_kl"] < found[0]["topk_kl"]
     steps = [event for event in load(config.log_path).events if event.name == "distillation.step"]
     assert [event.values["loss"] for event in steps] == [row["train_mean_nll"] for row in found]

@@ -137,15 +137,17 @@ CASES = {
     "ready": rl(RLConfig),
     "kl_reinforcement": rl(KLConfig),
     "distillation": Case(
-        distillation, 6, 3, {"dataset.load": {"num_datasets", "num_batches", "num_test"}},
+        distillation, 6, 3, {"dataset.load": {"num_train", "num_test", "num_without_prompt"}},
         {**PLAYED, "distillation.step": {"loss", "teacher_kl", "teacher_kl_dataset_0"}},
         saved=(1, 3), evaluated=(0, 2, 4, 6),
     ),
     "off_policy_distillation": Case(
         off_policy, 10, 5, {"dataset.load": {"num_train", "num_test", "num_without_prompt"}},
-        {"dataset.batch": {"num_prompts"}, **OFF_POLICY}, saved=(2, 5, 8),
+        {"dataset.batch": {"num_prompts"}, **OFF_POLICY}, saved=(2, 5, 8), evaluated=(0, 2, 4, 6, 8, 10),
     ),
-    "topk_distillation": Case(topk, 8, 4, CHATS, {**BATCH, **OFF_POLICY}, saved=(2, 5)),
+    "topk_distillation": Case(
+        topk, 8, 4, CHATS, {**BATCH, **OFF_POLICY}, saved=(2, 5), evaluated=(0, 2, 4, 6, 8),
+    ),
 }  # fmt: skip
 
 
@@ -233,9 +235,9 @@ SEQUENCES = {
         "evaluate_at_end", *SAVED,
     ],
     "distillation": [
-        "choose_adapter", "init_session", "init_renderer", "choose_teacher", "choose_prompt_batching", "choose_sources",
-        "init_teachers", "build_prompt_dataset", "make_teacher_evaluators", "plan_steps", "make_optimizer",
-        "make_policy_loss", "choose_sampling", "initial_policies",
+        "load_prompts", "choose_adapter", "init_session", "init_renderer", "choose_teacher", "choose_prompt_batching",
+        "choose_sources", "init_teachers", "build_prompt_dataset", "make_teacher_evaluators", "plan_steps",
+        "make_optimizer", "make_policy_loss", "choose_sampling", "initial_policies",
         "do_rollout", "assemble_distillation_batch", "incorporate_teacher_kl",
         "evaluate", *TRAINED, "log_on_policy_metrics", *RECORDED,
         "evaluate_at_end", *SAVED,

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 OTHER_FLAGS = ("dry-run", "debug", "help")  # of a command that takes a config
-FIELD_ALIASES = {"model": "model_name", "epochs": "num_epochs", "reference_model": "reference_model_name"}
+FIELD_ALIASES = {
+    "model": "model_name",
+    "epochs": "num_epochs",
+    "reference_model": "reference_model_name",
+    "teacher_model": "teacher_model_name",
+    "teacher_checkpoint": "teacher_checkpoint_path",
+}
 
 
 # ---- from words ------------------------------------------------------------------------------------------------------

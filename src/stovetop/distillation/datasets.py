@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stovetop.client import Tokenizer
-from stovetop.datasets import Row, load_rows, split_rows
+from stovetop.datasets import Row, Split, load_rows, split_rows
 from stovetop.distillation.teachers import TeacherConfig
 from stovetop.errors import InvalidRequest
 from stovetop.preference.envs import PreferenceEnv
@@ -57,8 +57,8 @@ def truncated_prompt(prompt: Sequence[Message], tokenizer: Tokenizer, max_prompt
 
 class PromptOnlyDataset:
     """An RLDataset of prompts: shuffled in every epoch, `groups_per_batch` at a time, `group_size` answers to each.
-    Long ones are cut (`truncated_prompt`), and `num_truncated` says how many were. With `drop_last` each epoch leaves
-    out the prompts that do not fill a batch: beside other datasets every batch has its full share."""
+    Long ones are cut (`truncated_prompt`), and `num_truncated` says how many were. The last batch of an epoch may have
+    fewer prompts; with `drop_last` each epoch leaves those out."""
 
     def __init__(
         self,
@@ -104,28 +104,23 @@ class PromptOnlyDataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptOnlyDatasetBuilder:
-    """An RLDatasetBuilder: prompts of a source that `datasets.load_rows` knows."""
+    """An RLDatasetBuilder: prompts of a source that `datasets.load_rows` knows, or those that are there already."""
 
-    source: str
+    source: str | Split[list[Message]]
     renderer: Renderer
-    groups_per_batch: int  # prompts
+    groups_per_batch: int  # prompts; where there are fewer, they are one batch
     group_size: int = 4  # answers to each; one in the test set
     prompt_of_row: Callable[[Row], Sequence[Message] | None] = prompt_from_row  # None: the row is left out
     split: str | None = None  # of a hub's dataset
-    test_size: int = 0  # prompts held out
+    test_size: int = 0  # prompts held out of a source
     max_prompt_tokens: int | None = None  # of the last message
     dataset_name: str = "prompts"  # the tag
     seed: int = 0  # of the order, and of which are held out
     num_epochs: int = 1
+    drop_last: bool = False  # each epoch leaves out the prompts that do not fill a batch
 
     async def __call__(self) -> tuple[PromptOnlyDataset, PromptOnlyDataset | None]:
-        rows = load_rows(self.source, split=self.split)
-        prompts = [prompt for prompt in map(self.prompt_of_row, rows) if prompt is not None]
-        if len(prompts) < len(rows):
-            log.warning("%d of %d rows of %s have no prompt", len(rows) - len(prompts), len(rows), self.source)
-        if not prompts:
-            raise InvalidRequest(f"none of the {len(rows)} rows has a prompt: {self.source!r}")
-        train, test = split_rows(prompts, self.test_size, self.seed)
+        train, test = self._load(self.source) if isinstance(self.source, str) else self.source
         make = partial(
             PromptOnlyDataset,
             renderer=self.renderer,
@@ -133,10 +128,26 @@ class PromptOnlyDatasetBuilder:
             dataset_name=self.dataset_name,
             seed=self.seed,
         )
+        groups_per_batch = self.groups_per_batch if self.drop_last else min(self.groups_per_batch, len(train))
         return (
-            make(train, self.groups_per_batch, group_size=self.group_size, num_epochs=self.num_epochs, drop_last=True),
+            make(
+                train,
+                groups_per_batch,
+                group_size=self.group_size,
+                num_epochs=self.num_epochs,
+                drop_last=self.drop_last,
+            ),
             make(test, min(self.groups_per_batch, len(test)), group_size=1) if test else None,
         )
+
+    def _load(self, source: str) -> Split[Sequence[Message]]:
+        rows = load_rows(source, split=self.split)
+        prompts = [prompt for prompt in map(self.prompt_of_row, rows) if prompt is not None]
+        if len(prompts) < len(rows):
+            log.warning("%d of %d rows of %s have no prompt", len(rows) - len(prompts), len(rows), source)
+        if not prompts:
+            raise InvalidRequest(f"none of the {len(rows)} rows has a prompt: {source!r}")
+        return split_rows(prompts, self.test_size, self.seed)
 
 
 # ---- several datasets --------------------------------------------------------------------------------------------
@@ -162,8 +173,8 @@ class SourcedGroupBuilder(EnvGroupBuilder):
 
 
 class CompositeDataset:
-    """An RLDataset of several: each batch has `groups_per_batch[i]` groups of dataset i, in order. It is as long as the
-    shortest of them."""
+    """An RLDataset of several: each batch has `groups_per_batch[i]` groups of dataset i, in order, or what is left of
+    its epoch. It is as long as the shortest of them."""
 
     def __init__(self, datasets: Sequence[RLDataset], groups_per_batch: Sequence[int]) -> None:
         if not datasets or len(datasets) != len(groups_per_batch):
@@ -178,8 +189,8 @@ class CompositeDataset:
         return min(map(len, self._datasets))
 
     def get_batch(self, index: int) -> list[SourcedGroupBuilder]:
-        """The groups of batch `index` of all datasets, each marked with its own. A dataset whose batch is short is
-        refused."""
+        """The groups of batch `index` of all datasets, each marked with its own. A dataset with more of them than it is
+        to have is refused."""
         return [
             SourcedGroupBuilder(builder, dataset_index)
             for dataset_index in range(len(self._datasets))
@@ -187,10 +198,10 @@ class CompositeDataset:
         ]
 
     def _get_part(self, dataset_index: int, index: int) -> Sequence[EnvGroupBuilder]:
-        part, expected = self._datasets[dataset_index].get_batch(index), self._groups_per_batch[dataset_index]
-        if len(part) != expected:
+        part, most = self._datasets[dataset_index].get_batch(index), self._groups_per_batch[dataset_index]
+        if len(part) > most:
             raise InvalidRequest(
-                f"dataset {dataset_index} has {len(part)} groups in batch {index}; its groups_per_batch is {expected}, "
+                f"dataset {dataset_index} has {len(part)} groups in batch {index}; its groups_per_batch is {most}, "
                 "and both must agree"
             )
         return part

@@ -47,10 +47,12 @@ async def incorporate_teacher_kl(
     *,
     kl_penalty_coef: float = 1.0,
     kl_discount_factor: float = 0.0,
+    centred: bool = False,
 ) -> PenalisedData:
     """The data with -coefficient·(student's logprob - teacher's) added to the advantage of each action token, where
-    teacher i is that of dataset i. Unlike the penalty of reinforcement learning it is not centred: its mean is what is
-    to fall. A discount above 0 gives each token also the penalties of the later ones.
+    teacher i is that of dataset i. A discount above 0 gives each token also the penalties of the later ones. `centred`:
+    the mean of the differences is subtracted first. The expected gradient stays the same, as that of any constant is
+    0, and the noise falls the more, the further student and teacher are apart.
 
     Reports `teacher_kl`, the mean difference over all action tokens, and `teacher_kl/dataset_<i>` over those of one
     dataset. A mean over no tokens is not reported."""
@@ -67,7 +69,7 @@ async def incorporate_teacher_kl(
         )
         for (datum, index), logprobs_N in zip(sourced_D, teacher_logprobs_D, strict=True)
     ]
-    penalty = _penalty(gaps_D, kl_penalty_coef, kl_discount_factor)
+    penalty = _penalty(gaps_D, kl_penalty_coef, kl_discount_factor, centred=centred)
     metrics = {"teacher_kl": penalty.mean_difference}
     for dataset_index in sorted({gaps.dataset_index for gaps in gaps_D}):
         own_D = [gaps for gaps in gaps_D if gaps.dataset_index == dataset_index]
@@ -86,13 +88,13 @@ class _Gaps(NamedTuple):
     dataset_index: int
 
 
-def _penalty(gaps_D: Sequence[_Gaps], coefficient: float, discount: float = 0.0) -> Penalty:
+def _penalty(gaps_D: Sequence[_Gaps], coefficient: float, discount: float = 0.0, *, centred: bool = False) -> Penalty:
     return kl_penalty(
         [gaps.differences_N for gaps in gaps_D],
         [gaps.mask_N for gaps in gaps_D],
         coefficient,
         discount=discount,
-        centred=False,
+        centred=centred,
     )
 
 

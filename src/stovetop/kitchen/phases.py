@@ -37,6 +37,7 @@ from stovetop.tracking.events import Sink
 log = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
+OwnT = TypeVar("OwnT", bound=RunConfig)
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,13 @@ class Phase(Generic[ConfigT]):
         return Finished(self.name, {key: f"{folder}: {what}, will exist" for key, what in kinds.items()})
 
 
+def config_from(whole: RunConfig, kind: type[OwnT], **own: Any) -> OwnT:
+    """For `config_of`: the config of a phase that has the fields of this name of the whole, but for its own."""
+    names = {field.name for field in fields(whole)}
+    shared: dict[str, Any] = {field.name: getattr(whole, field.name) for field in fields(kind) if field.name in names}
+    return kind(**(shared | own))
+
+
 def _left_in(folder: Path, file: str | None) -> Mapping[str, str] | None:
     if file is not None:
         return {"file": str(folder / file)} if (folder / file).is_file() else None
@@ -139,7 +147,7 @@ class Planned(NamedTuple):
     folder: Path
     config: RunConfig | None  # None: it is not run
     is_complete: bool
-    is_last: bool
+    is_last: bool  # of those that are run
 
     @property
     def may_be_longer(self) -> bool:
@@ -179,8 +187,9 @@ def plan_phases(phases: Sequence[Phase[ConfigT]], config: ConfigT) -> list[Plann
         if own is not None:
             own = replace(own, **{**shared, "log_path": str(folder), "behavior_if_exists": "resume"})
             done[phase.name] = left or phase.will_leave_in(folder)
-        planned.append(Planned(phase, folder, own, left is not None, is_last=number == len(phases)))
-    return planned
+        planned.append(Planned(phase, folder, own, left is not None, is_last=False))
+    last = max((index for index, each in enumerate(planned) if each.config is not None), default=-1)
+    return [each._replace(is_last=index == last) for index, each in enumerate(planned)]
 
 
 def check_phases(phases: Sequence[Phase[ConfigT]], config: ConfigT) -> list[Planned]:

@@ -14,6 +14,7 @@ from stovetop.kitchen.stages.distillation import (
     choose_teacher,
     distillation_forward_backward,
     get_distillation_batch,
+    hold_out_prompts,
     incorporate_teacher_kl,
     init_teacher,
     init_teachers,
@@ -21,6 +22,7 @@ from stovetop.kitchen.stages.distillation import (
     log_distillation_metrics,
     log_on_policy_metrics,
     make_teacher_completer,
+    make_teacher_evaluator,
     make_teacher_evaluators,
     teacher_inference,
     teacher_topk,
@@ -273,9 +275,10 @@ PAIRWISE_REINFORCEMENT = (
 # ---- learning from a teacher -----------------------------------------------------------------------------------------
 
 # On-policy: prompts in, a student that answers as its teacher would out. The student writes, the teacher scores every
-# token. Several datasets, each with a teacher of its own: replace `choose_sources`.
+# token. Several datasets, each with a teacher of its own: replace `load_prompts` and `choose_sources`.
 DISTILLATION = Workflow(
     "distillation",
+    load_prompts,
     choose_adapter,
     init_session,
     init_renderer,
@@ -323,12 +326,20 @@ OFF_POLICY_DISTILLATION = Workflow(
     init_teacher,
     make_teacher_completer,
     build_distillation_dataset,
+    hold_out_prompts,
+    make_teacher_evaluator,
     plan_steps,
     make_optimizer,
     Loop(
         "positions",
         Station(get_distillation_batch, teacher_inference, together=True),
-        Station(schedule, distillation_forward_backward, optim_step, When(saves, save_checkpoint)),
+        Station(
+            When(evaluates, evaluate),
+            schedule,
+            distillation_forward_backward,
+            optim_step,
+            When(saves, save_checkpoint),
+        ),
         Station(
             await_forward_backward,
             await_optim_step,
@@ -339,6 +350,7 @@ OFF_POLICY_DISTILLATION = Workflow(
         ),
         depth=2,
     ),
+    When(rl_evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
 )
@@ -348,6 +360,8 @@ TOPK_DISTILLATION = (
     OFF_POLICY_DISTILLATION.replace("load_prompts", load_dataset)
     .remove("make_teacher_completer")
     .replace("build_distillation_dataset", build_supervised_dataset, make_batches)
+    .remove("hold_out_prompts")
+    .replace("make_teacher_evaluator", make_evaluators)
     .replace("get_distillation_batch", get_batch)
     .replace("teacher_inference", teacher_topk)
     .named("topk_distillation")

@@ -17,5 +17,11 @@ RECIPES = {
     "rl_basic": Recipe("stovetop.recipes.rl_basic", "Reinforcement learning on school mathematics, as a workflow"),
     "dpo": Recipe("stovetop.recipes.dpo", "Direct preference optimization on pairs of answers, as a workflow"),
     "rlhf": Recipe("stovetop.recipes.rlhf", "A supervised model, a reward model, and the first judged by the second"),
+    "on_policy_distillation": Recipe(
+        "stovetop.recipes.on_policy_distillation", "Learning from a teacher that scores the student's own answers"
+    ),
+    "distill_composite": Recipe(
+        "stovetop.recipes.distill_composite", "Learning from several teachers, each for prompts of its own"
+    ),
     "sort_digits_demo": Recipe("stovetop.recipes.sort_digits_demo", "Sorting digits: supervised, then by reward"),
 }

@@ -211,6 +211,7 @@ class OffPolicyConfig(RunConfig):
     lora_rank: int = 4
     train_unembed: bool = True
     seed: int = 0
+    eval_every: int = 2
     save_every: int = 3
 
 
@@ -228,6 +229,7 @@ class TopKConfig(RunConfig):
     batch_size: int = 2
     lora_rank: int = 4
     seed: int = 0
+    eval_every: int = 2
     save_every: int = 3
 
 

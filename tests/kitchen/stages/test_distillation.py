@@ -45,14 +45,15 @@ def teacher(service: InProcessServiceClient, client: TrainingClient) -> Sampling
 
 
 @pytest.fixture
-def sources(tmp_path: Path, renderer: Renderer) -> list[DistillationDatasetConfig]:
-    batching = distillation.choose_prompt_batching(groups_per_batch=3, group_size=2, num_epochs=2, test_size=2)
-    return distillation.choose_sources(write_problems(tmp_path / "rows"), TEACHER, renderer, batching)
+def sources(tmp_path: Path, renderer: Renderer, run: Run) -> list[DistillationDatasetConfig]:
+    loaded = distillation.load_prompts(write_problems(tmp_path / "rows"), run, test_size=2)
+    batching = distillation.choose_prompt_batching(group_size=2, num_epochs=2)
+    return distillation.choose_sources(loaded, TEACHER, renderer, batching, groups_per_batch=3)
 
 
 @pytest.fixture
-def prompts(sources: list[DistillationDatasetConfig], run: Run) -> distillation.Prompts:
-    return asyncio.run(distillation.build_prompt_dataset(sources, run, num_epochs=2))
+def prompts(sources: list[DistillationDatasetConfig]) -> distillation.Prompts:
+    return asyncio.run(distillation.build_prompt_dataset(sources, num_epochs=2))
 
 
 class Played(NamedTuple):
@@ -85,22 +86,21 @@ def test_init_teachers_makes_one_for_each_dataset(
     assert teacher.get_base_model() == "any/teacher"
 
 
-def test_build_prompt_dataset_counts_full_batches_and_keeps_what_is_held_out(
-    prompts: distillation.Prompts, run: Run, sources: list[DistillationDatasetConfig]
+def test_build_prompt_dataset_has_every_prompt_once_an_epoch_and_keeps_what_is_held_out(
+    prompts: distillation.Prompts, run: Run
 ) -> None:
-    assert prompts.num_per_epoch == 3  # of ten prompts one is left out in each epoch
-    assert [len(prompts.problems.get_batch(step)) for step in range(6)] == [3] * 6
+    assert prompts.num_per_epoch == 4
+    assert [len(prompts.problems.get_batch(step)) for step in range(8)] == [3, 3, 3, 1] * 2
     assert len(prompts.test_builders) == 2
-    assert emitted(run, "dataset.load") == [{"num_datasets": 1, "num_batches": 6, "num_test": 2}]
+    assert emitted(run, "dataset.load") == [{"num_train": 10, "num_test": 2, "num_without_prompt": 0}]
 
 
-def test_build_prompt_dataset_refuses_batches_that_cannot_be_filled(
-    tmp_path: Path, renderer: Renderer, run: Run
-) -> None:
-    batching = distillation.choose_prompt_batching(groups_per_batch=13)
-    sources = distillation.choose_sources(write_problems(tmp_path / "rows"), TEACHER, renderer, batching)
-    with pytest.raises(InvalidRequest, match="13"):
-        asyncio.run(distillation.build_prompt_dataset(sources, run))
+def test_fewer_prompts_than_a_batch_has_are_one_batch(tmp_path: Path, renderer: Renderer, run: Run) -> None:
+    loaded = distillation.load_prompts(write_problems(tmp_path / "rows"), run)
+    batching = distillation.choose_prompt_batching(num_epochs=2)
+    sources = distillation.choose_sources(loaded, TEACHER, renderer, batching, groups_per_batch=13)
+    made = asyncio.run(distillation.build_prompt_dataset(sources, num_epochs=2))
+    assert (made.num_per_epoch, len(made.problems.get_batch(1))) == (1, 12)
 
 
 def test_make_teacher_evaluators_measures_on_what_is_held_out(
@@ -154,7 +154,7 @@ def test_the_teacher_answers_the_prompts_of_a_step_and_the_student_trains_on_the
     tmp_path: Path, run: Run, teacher: SamplingClient, renderer: Renderer, client: TrainingClient
 ) -> None:
     loaded = distillation.load_prompts(write_problems(tmp_path / "rows"), run, test_size=3)
-    batches, num_per_epoch = distillation.build_distillation_dataset(loaded, batch_size=3, num_epochs=2)
+    batches, num_per_epoch = distillation.build_distillation_dataset(loaded, renderer, batch_size=3, num_epochs=2)
     assert num_per_epoch == 3
     row = Row(4)
     prompts_B = distillation.get_distillation_batch(batches, 1, STEPS, row, run)

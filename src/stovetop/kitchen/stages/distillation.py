@@ -14,9 +14,11 @@ from stovetop.distillation import on_policy
 from stovetop.distillation.datasets import (
     CompositeDataset,
     DistillationDatasetConfig,
+    PromptOnlyDataset,
     PromptOnlyDatasetBuilder,
     SourcedGroupBuilder,
     prompt_from_row,
+    truncated_prompt,
 )
 from stovetop.distillation.evaluation import TeacherKLEvaluator
 from stovetop.distillation.off_policy import (
@@ -47,7 +49,26 @@ from stovetop.supervised.data import conversations_to_data
 from stovetop.supervised.nll import mean_nll
 from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, TensorData
 
-# ---- teachers --------------------------------------------------------------------------------------------------------
+# ---- prompts and teachers --------------------------------------------------------------------------------------------
+
+
+@stage(writes="prompts")
+def load_prompts(dataset: str, run: Run, test_size: int = 0, seed: int = 0) -> Split[list[Message]]:
+    """Questions, or chats up to the last user message. Rows that have none are left out and counted."""
+    rows = load_rows(dataset)
+    found = [prompt for prompt in map(prompt_from_row, rows) if prompt is not None]
+    if not found:
+        raise InvalidRequest(f"none of the {len(rows)} rows has a prompt: {dataset!r}")
+    prompts = split_rows(found, test_size, seed)
+    left_out = len(rows) - len(found)
+    run.emit(
+        "dataset.load",
+        dataset=dataset,
+        num_train=len(prompts.train),
+        num_test=len(prompts.test),
+        num_without_prompt=left_out,
+    )
+    return prompts
 
 
 @stage(writes="teacher_config")
@@ -94,39 +115,53 @@ async def _create(
 class PromptBatching(NamedTuple):
     """How prompts become batches of groups."""
 
-    groups_per_batch: int
     group_size: int
     num_epochs: int
-    test_size: int
     seed: int
     max_prompt_tokens: int | None
 
 
 @stage(writes="prompt_batching")
 def choose_prompt_batching(
-    groups_per_batch: int,
-    group_size: int = 4,
-    num_epochs: int = 1,
-    test_size: int = 0,
-    seed: int = 0,
-    max_prompt_tokens: int | None = None,
+    group_size: int = 4, num_epochs: int = 1, seed: int = 0, max_prompt_tokens: int | None = None
 ) -> PromptBatching:
-    """What the config says of the batches, as one value."""
-    return PromptBatching(groups_per_batch, group_size, num_epochs, test_size, seed, max_prompt_tokens)
+    """What the config says of the batches of every dataset, as one value."""
+    return PromptBatching(group_size, num_epochs, seed, max_prompt_tokens)
 
 
 @stage(writes="sources")
 def choose_sources(
-    dataset: str, teacher_config: TeacherConfig, renderer: Renderer, prompt_batching: PromptBatching
+    prompts: Split[list[Message]],
+    teacher_config: TeacherConfig,
+    renderer: Renderer,
+    prompt_batching: PromptBatching,
+    groups_per_batch: int,
 ) -> list[DistillationDatasetConfig]:
-    """One dataset of prompts with its teacher. Replace it for several, each with its own."""
-    builder = PromptOnlyDatasetBuilder(source=dataset, renderer=renderer, **prompt_batching._asdict())
-    groups_per_batch = prompt_batching.groups_per_batch
-    return [
-        DistillationDatasetConfig(
-            dataset_builder=builder, teacher_config=teacher_config, groups_per_batch=groups_per_batch
-        )
-    ]
+    """One dataset of prompts with its teacher. Replace it for several, each with its own: `source_of` makes one."""
+    return [source_of(prompts, teacher_config, groups_per_batch, renderer, prompt_batching)]
+
+
+def source_of(
+    prompts: Split[list[Message]],
+    teacher_config: TeacherConfig,
+    groups_per_batch: int,
+    renderer: Renderer,
+    prompt_batching: PromptBatching,
+    *,
+    dataset_name: str = "prompts",
+) -> DistillationDatasetConfig:
+    """Prompts that are split already, `groups_per_batch` of them a step, with their teacher; `dataset_name` is the tag
+    in metrics."""
+    builder = PromptOnlyDatasetBuilder(
+        source=prompts,
+        renderer=renderer,
+        groups_per_batch=groups_per_batch,
+        dataset_name=dataset_name,
+        **prompt_batching._asdict(),
+    )
+    return DistillationDatasetConfig(
+        dataset_builder=builder, teacher_config=teacher_config, groups_per_batch=groups_per_batch
+    )
 
 
 class Prompts(NamedTuple):
@@ -138,7 +173,7 @@ class Prompts(NamedTuple):
 
 
 @stage(writes=("problems", "num_per_epoch", "test_builders"))
-async def build_prompt_dataset(sources: list[DistillationDatasetConfig], run: Run, num_epochs: int = 1) -> Prompts:
+async def build_prompt_dataset(sources: list[DistillationDatasetConfig], num_epochs: int = 1) -> Prompts:
     """What the student is asked: of each dataset its share in every batch."""
     made = [await source.dataset_builder() for source in sources]
     problems = CompositeDataset([train for train, _ in made], [source.groups_per_batch for source in sources])
@@ -149,12 +184,6 @@ async def build_prompt_dataset(sources: list[DistillationDatasetConfig], run: Ru
         for batch in range(len(test))
         for builder in test.get_batch(batch)
     ]
-    run.emit("dataset.load", num_datasets=len(made), num_batches=len(problems), num_test=len(held_out))
-    if len(problems) < num_epochs:
-        raise InvalidRequest(
-            "a dataset has fewer prompts than groups_per_batch, so that no batch is full: give it more, or ask for "
-            f"fewer at a time: {[source.groups_per_batch for source in sources]}"
-        )
     return Prompts(problems, len(problems) // num_epochs, held_out)
 
 
@@ -189,10 +218,15 @@ async def incorporate_teacher_kl(
     row: Row,
     kl_penalty_coef: float = 1.0,
     kl_discount_factor: float = 0.0,
+    centres_teacher_kl: bool = False,
 ) -> list[Datum]:
     """Adds to the advantage of each token how much likelier its teacher finds it than the student."""
     data_D, metrics = await on_policy.incorporate_teacher_kl(
-        sourced_D, teachers, kl_penalty_coef=kl_penalty_coef, kl_discount_factor=kl_discount_factor
+        sourced_D,
+        teachers,
+        kl_penalty_coef=kl_penalty_coef,
+        kl_discount_factor=kl_discount_factor,
+        centred=centres_teacher_kl,
     )
     row.add(metrics)
     return data_D
@@ -211,25 +245,6 @@ def log_on_policy_metrics(
 # ---- off-policy ------------------------------------------------------------------------------------------------------
 
 
-@stage(writes="prompts")
-def load_prompts(dataset: str, run: Run, test_size: int = 0, seed: int = 0) -> Split[list[Message]]:
-    """Questions, or chats up to the last user message. Rows that have none are left out and counted."""
-    rows = load_rows(dataset)
-    found = [prompt for prompt in map(prompt_from_row, rows) if prompt is not None]
-    if not found:
-        raise InvalidRequest(f"none of the {len(rows)} rows has a prompt: {dataset!r}")
-    prompts = split_rows(found, test_size, seed)
-    left_out = len(rows) - len(found)
-    run.emit(
-        "dataset.load",
-        dataset=dataset,
-        num_train=len(prompts.train),
-        num_test=len(prompts.test),
-        num_without_prompt=left_out,
-    )
-    return prompts
-
-
 class DistillationBatches(NamedTuple):
     """Batches of prompts."""
 
@@ -239,11 +254,43 @@ class DistillationBatches(NamedTuple):
 
 @stage(writes=("batches", "num_per_epoch"))
 def build_distillation_dataset(
-    prompts: Split[list[Message]], batch_size: int, num_epochs: int = 1, seed: int = 0
+    prompts: Split[list[Message]],
+    renderer: Renderer,
+    batch_size: int,
+    num_epochs: int = 1,
+    seed: int = 0,
+    max_prompt_tokens: int | None = None,
 ) -> DistillationBatches:
-    """The prompts of all epochs, each epoch in an order of its own."""
-    batches = Batches(prompts.train, batch_size, num_epochs=num_epochs, seed=seed)
+    """The prompts of all epochs, each epoch in an order of its own. The text of a long one loses its end."""
+    train = prompts.train
+    if max_prompt_tokens is not None:
+        train = [truncated_prompt(prompt, renderer.tokenizer, max_prompt_tokens) for prompt in train]
+    batches = Batches(train, min(batch_size, len(train)), num_epochs=num_epochs, seed=seed)
     return DistillationBatches(batches, batches.num_per_epoch)
+
+
+@stage(writes="test_builders")
+def hold_out_prompts(
+    prompts: Split[list[Message]], renderer: Renderer, max_prompt_tokens: int | None = None
+) -> list[EnvGroupBuilder]:
+    """The prompts that are held out, for the student to answer."""
+    if not prompts.test:
+        return []
+    num = len(prompts.test)
+    held_out = PromptOnlyDataset(prompts.test, num, renderer, group_size=1, max_prompt_tokens=max_prompt_tokens)
+    return [SourcedGroupBuilder(builder, 0) for builder in held_out.get_batch(0)]
+
+
+@stage(writes="evaluators")
+def make_teacher_evaluator(
+    test_builders: list[EnvGroupBuilder],
+    teacher: SamplingClient,
+    max_tokens: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> Evaluators:
+    """How far from the one teacher the student's own answers to the prompts that are held out are, if there are any."""
+    return make_teacher_evaluators(test_builders, [teacher], max_tokens, temperature, seed)
 
 
 @stage(writes="prompts_B")

@@ -1,0 +1,122 @@
+"""What the recipes of distillation share: the fields of their configs, and how a teacher is trained that there is not
+yet."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from stovetop.checks import check as check_fields
+from stovetop.kitchen import RunConfig
+from stovetop.losses import parse_loss
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes import sl_basic
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    NotNegative,
+    Positive,
+    Temperature,
+    check_at_most,
+    check_renderer_name,
+)
+from stovetop.rl.rollouts import OnRolloutError, Seconds
+from stovetop.rules import number
+from stovetop.tasks import chats
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentConfig(RunConfig):
+    """That of a student, whoever writes what it learns from."""
+
+    dataset: str = "deepmath"  # prompts: that, tulu3; FILE.jsonl with "question" or "messages", sample:NAME, OWNER/NAME
+    test_size: Count = 64  # prompts held out of a data set; 0: none
+    model_name: str = "Qwen/Qwen3-8B-Base"  # a folder, a fetched model, or a name on the hub
+    teacher_model_name: str = "Qwen/Qwen3-8B"  # the teacher, likewise
+    teacher_checkpoint_path: str | None = None  # weights of the teacher; None: the model as it is, or as it is trained
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    groups_per_batch: Positive = 1024  # prompts a step; the last step of an epoch may have fewer
+    max_prompt_tokens: Positive | None = 1024  # of a prompt's last message, which loses what is over
+    max_tokens: Positive = 4096  # of an answer
+    temperature: Temperature = 1.0  # of the answers
+    learning_rate: LearningRate = 1e-4  # before the schedule
+    lr_schedule: LRSchedule = "constant"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    lora_rank: Rank = 128  # of the adapter's matrices
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter, the order and the answers
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
+    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
+    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredConfig(StudentConfig):
+    """That of a student whose own answers are scored."""
+
+    group_size: Positive = 4  # answers to each prompt
+    kl_penalty_coef: Annotated[float, number(above=0)] = 1.0  # of the distance to the teacher, in the advantages
+    kl_discount_factor: Annotated[float, number(at_least=0, at_most=1)] = 0.0  # above 0: a token counts later ones too
+    centres_teacher_kl: bool = False  # subtracts the mean distance of a batch: the same gradient, with less noise
+    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
+    num_substeps: Positive = 1  # updates a step, each on a part of the data
+    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
+    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
+    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(ScoredConfig):
+    """That of the whole, with what a teacher learns first."""
+
+    teacher_dataset: str | None = None  # chats that the teacher learns first; None: it is there
+    teacher_learning_rate: LearningRate = 2e-4  # of that, at the first step
+    teacher_num_epochs: Positive = 1  # of that
+    teacher_batch_size: Positive = 128  # of that, in chats
+
+
+def check_config(config: DistillationConfig) -> None:
+    """For `__post_init__`: refuses what is wrong with the fields by themselves."""
+    check_fields(config)
+    check_renderer_name(config.renderer_name)
+    parse_loss(config.loss_fn, {**config.loss_fn_config, "temperature": config.temperature})
+
+
+def teacher_phase(
+    config: DistillationConfig, model_name: str, dataset: str | None, checkpoint_path: str | None
+) -> sl_basic.Config | None:
+    """For the `config_of` of a phase: a teacher that there is not yet learns from chats, of which the run's `test_size`
+    are held out; those of its student's prompts, where these are of the same data set."""
+    if dataset is None or checkpoint_path is not None:
+        return None
+    return sl_basic.Config(
+        dataset=dataset,
+        test_size=config.test_size,
+        model_name=model_name,
+        renderer_name=config.renderer_name,
+        learning_rate=config.teacher_learning_rate,
+        num_epochs=config.teacher_num_epochs,
+        batch_size=config.teacher_batch_size,
+        lora_rank=config.lora_rank,
+        train_unembed=config.train_unembed,
+        seed=config.seed,
+        eval_every=config.eval_every,
+        save_every=config.save_every,
+    )
+
+
+def check_teacher_phase(own: sl_basic.Config | None) -> None:
+    """Refuses chats that are not to be had or too few, where there is such a phase."""
+    if own is not None:
+        num_train = len(chats.load(own.dataset, test_size=own.test_size, seed=own.seed).train)
+        check_at_most("teacher_batch_size", own.batch_size, num_train, "chats to train on")
