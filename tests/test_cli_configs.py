@@ -28,6 +28,8 @@ def another(name: str, hint: Any, default: object) -> object:
         return another(name, get_args(hint)[0], default)
     if NoneType in get_args(hint):
         return another(name, next(kind for kind in get_args(hint) if kind is not NoneType), default)
+    if float in get_args(hint):  # or a word
+        return another(name, float, default)
     if get_origin(hint) is Literal:
         return next(value for value in get_args(hint) if value != default)
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -172,3 +172,15 @@ def test_counting_needs_the_files_of_the_model(tmp_path: Path):
     (tmp_path / "odd" / "model.safetensors").write_bytes(b"version https://git-lfs")
     with pytest.raises(InvalidRequest, match="not a safetensors file"):
         hyperparams.get_full_finetune_param_count(folder)
+
+
+def test_a_rate_is_given_or_derived_and_what_is_derived_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert hyperparams.settled_rate(3e-4, "any model") == 3e-4
+    assert not caplog.records
+    with caplog.at_level("INFO", logger="stovetop"):
+        assert hyperparams.settled_rate("auto", "meta-llama/Llama-3.1-8B") == hyperparams.get_lr(
+            "meta-llama/Llama-3.1-8B"
+        )
+    assert "learning_rate=auto is 0.0002856 for meta-llama/Llama-3.1-8B" in caplog.text
+    with pytest.raises(InvalidRequest, match="give a learning_rate"):
+        hyperparams.settled_rate("auto", "smollm2")

@@ -140,6 +140,17 @@ def collecting() -> Generator[Problems]:
     found.raise_all()
 
 
+def check_all(*checks: Callable[[], object]) -> None:
+    """Makes each of these checks and raises all that they refuse together.
+
+    check_all(lambda: check(config), lambda: parse_loss(config.loss_fn))
+    """
+    with collecting() as problem:
+        for each in checks:
+            with problem:
+                each()
+
+
 # ---- calls ---------------------------------------------------------------------------------------------------------
 
 

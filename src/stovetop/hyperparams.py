@@ -4,15 +4,18 @@ another machine.
 """
 
 import json
+import logging
 import math
 import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_store import find_model, known_models
+
+log = logging.getLogger(__name__)
 
 # Width of the residual stream, for models whose config need not be at hand. `-Base`, `-Instruct`, `-Thinking` and dates
 # do not change it.
@@ -79,6 +82,18 @@ def get_lr(model_name: str, is_lora: bool = True) -> float:
         )
     lora = get_lora_lr_over_full_finetune_lr(model_name) if is_lora else 1.0
     return 5e-5 * lora * (2000 / get_hidden_size(model_name)) ** exponents[0]
+
+
+GivenRate = float | Literal["auto"]  # in a config: a rate, or the one that `get_lr` derives from the model
+
+
+def settled_rate(learning_rate: GivenRate, model_name: str) -> float:
+    """The rate that a config gives. One that is derived is logged."""
+    if learning_rate != "auto":
+        return learning_rate
+    derived = get_lr(model_name)
+    log.info("learning_rate=auto is %.4g for %s", derived, model_name)
+    return derived
 
 
 def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> float:

@@ -174,5 +174,6 @@ def test_stages_and_workflows_are_listed() -> None:
     assert list_workflows()["supervised"] is get_workflow("supervised") is SUPERVISED
     used = {each.stage.name for workflow in list_workflows().values() for each in workflow.stages}
     assert used | set(PUBLISHED.split()) <= set(all_stages())
-    assert all(len(each.reads) <= 6 for each in all_stages().values())
+    long = {name for name, each in all_stages().items() if len(each.reads) > 6}
+    assert long == {"make_optimizer"}  # which is there to make one value of so many fields
     assert all(each.doc for each in all_stages().values())

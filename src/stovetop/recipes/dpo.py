@@ -15,6 +15,7 @@ from typing import Annotated
 
 import stovetop
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.client import SamplingClient, ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig, When, stage
@@ -31,8 +32,8 @@ from stovetop.recipes.settings import (
     LearningRate,
     NotNegative,
     Positive,
-    check_at_most,
     check_num_steps,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -58,7 +59,7 @@ class Config(RunConfig):
     renderer_name: str | None = None  # None: the one recommended for the model
     max_length: Annotated[int, Whole(2)] | None = 8192  # tokens of a prompt with an answer; what is over is cut off
     dpo_beta: Annotated[float, number(above=0)] = 0.1  # how strongly the policy is held to the reference
-    learning_rate: LearningRate = 1e-5  # at the first step
+    learning_rate: LearningRate = 1e-5  # at the first step; auto: derived from the model
     lr_schedule: LRSchedule = "linear"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
@@ -76,8 +77,7 @@ class Config(RunConfig):
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
+        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
 
 
 @stage(writes="evaluators")
@@ -109,15 +109,21 @@ COLUMNS = ("learning_rate", "dpo_loss", "accuracy", "margin", "test/accuracy", "
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: check_pairs(config),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+        lambda: check_weights(config.base_url, config.reference_model_name or config.model_name),
+    )
+
+
+def check_pairs(config: Config) -> None:
+    """Refuses comparisons that cannot be had or have changed, and a warm-up that is longer than the run on them."""
     loaded = data.load(config.dataset, config.test_dataset, config.test_size, revisions=revisions_in(config.log_path))
     check_data(config.log_path, config.dataset, loaded.sources, config.behavior_if_exists)
     num_pairs = sum(labeled.answers() is not None for labeled in loaded.train)
-    check_at_most("batch_size", config.batch_size, num_pairs, "comparisons to train on")
     check_num_steps(num_pairs, config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
-    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
-    if config.reference_model_name is not None:
-        check_weights(config.base_url, config.reference_model_name)
 
 
 async def main(config: Config) -> None:

@@ -16,13 +16,13 @@ from typing import Annotated, Literal
 
 import stovetop
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.datasets import Row, Split
 from stovetop.kitchen import RunConfig, stage
 from stovetop.kitchen.stages.rl import Builders
 from stovetop.kitchen.workflows import REINFORCEMENT
-from stovetop.losses import parse_loss
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes.settings import (
     Beta,
@@ -32,8 +32,9 @@ from stovetop.recipes.settings import (
     NotNegative,
     Positive,
     Temperature,
-    check_at_most,
     check_num_steps,
+    check_policy_loss,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -66,7 +67,7 @@ class Config(RunConfig):
     group_size: Annotated[int, Whole(2)] = 16  # answers to each; one alone has no others to be better than
     max_tokens: Positive = 256  # of an answer
     temperature: Temperature = 1.0  # of the answers
-    learning_rate: LearningRate = 4e-5  # before the schedule
+    learning_rate: LearningRate = 4e-5  # before the schedule; auto: derived from the model
     lr_schedule: LRSchedule = "constant"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
@@ -90,9 +91,11 @@ class Config(RunConfig):
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
-        parse_loss(self.loss_fn, {**self.loss_fn_config, "temperature": self.temperature})
+        check_all(
+            lambda: check_fields(self),
+            lambda: check_renderer_name(self.renderer_name),
+            lambda: check_policy_loss(self.loss_fn, self.loss_fn_config, self.temperature),
+        )
 
 
 # ---- problems --------------------------------------------------------------------------------------------------------
@@ -145,7 +148,16 @@ COLUMNS = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: check_problems(config),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
+
+
+def check_problems(config: Config) -> None:
+    """Refuses problems that cannot be had, read or have changed, and a warm-up that is longer than the run on them."""
     revisions = revisions_in(config.log_path)
     rows = problems.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
     check_data(config.log_path, config.dataset, rows.sources, config.behavior_if_exists)
@@ -154,9 +166,7 @@ def check(config: Config) -> None:
             problems_from_rows(part)
         else:
             _ = [math.problem_of_row(row, grade_here, f"row {index}") for index, row in enumerate(part)]
-    check_at_most("groups_per_batch", config.groups_per_batch, len(rows.train), "problems to train on")
     check_num_steps(len(rows.train), config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
-    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
 
 
 async def main(config: Config) -> None:

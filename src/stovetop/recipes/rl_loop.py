@@ -18,10 +18,11 @@ import stovetop
 from stovetop import AdamParams
 from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.datasets import log_epoch
-from stovetop.losses import parse_loss
+from stovetop.hyperparams import settled_rate
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
 from stovetop.model_families import context_length, recommended_renderer_name
 from stovetop.named_data import Loaded, load_data
@@ -33,6 +34,8 @@ from stovetop.recipes.settings import (
     Positive,
     Temperature,
     check_at_most,
+    check_policy_loss,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -64,7 +67,7 @@ class Config:
     group_size: Annotated[int, Whole(2)] = 8  # answers to each; one alone has no others to be better than
     max_tokens: Positive = 16  # of an answer
     temperature: Temperature = 1.0  # of the answers
-    learning_rate: LearningRate = 4e-5  # before the schedule
+    learning_rate: LearningRate = 4e-5  # before the schedule; auto: derived from the model
     lr_schedule: LRSchedule = "constant"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
@@ -82,16 +85,21 @@ class Config:
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
-        parse_loss(self.loss_fn, {**self.loss_fn_config, "temperature": self.temperature})
+        check_all(
+            lambda: check_fields(self),
+            lambda: check_renderer_name(self.renderer_name),
+            lambda: check_policy_loss(self.loss_fn, self.loss_fn_config, self.temperature),
+        )
 
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
-    load(config)
-    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: load(config),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
 
 
 def load(config: Config) -> Loaded[PosedProblem]:
@@ -104,7 +112,6 @@ def load(config: Config) -> Loaded[PosedProblem]:
         seed=config.seed,
         revisions=revisions_in(config.log_path),
     )
-    check_at_most("groups_per_batch", config.groups_per_batch, len(problems.train), "problems to train on")
     num_steps = -(-len(problems.train) // config.groups_per_batch) * config.num_epochs
     check_at_most("warmup_steps", config.warmup_steps, min(num_steps, config.max_steps or num_steps), "steps")
     check_data(config.log_path, config.dataset, problems.sources, config.behavior_if_exists)
@@ -132,6 +139,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             load_checkpoint_path=config.load_checkpoint_path,
         )
         trainer = start.training_client
+        peak_rate = settled_rate(config.learning_rate, config.model_name)
 
         # Problems become builders of environment groups: a prompt, a reference answer, `group_size` tries.
         tokenizer = trainer.get_tokenizer()
@@ -170,7 +178,7 @@ async def train(config: Config, service: ServiceClient) -> None:
 
                 # One step, its checkpoint, and the weights for the next step: submitted in order, then awaited.
                 multiplier = compute_schedule_lr_multiplier(config.lr_schedule, step, num_steps, config.warmup_steps)
-                rate = config.learning_rate * multiplier
+                rate = peak_rate * multiplier
                 trained = trainer.forward_backward(without_mask(data_D), config.loss_fn, loss_fn_config)
                 stepped = trainer.optim_step(AdamParams(rate, config.adam_beta1, config.adam_beta2, config.adam_eps))
                 saves = is_due(step + 1, config.save_every) and step + 1 < num_steps

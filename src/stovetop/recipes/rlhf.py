@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import stovetop
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all, collecting
 from stovetop.data_record import check_data
 from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
 from stovetop.kitchen.phases import plan_phases
@@ -27,7 +28,7 @@ from stovetop.recipes.settings import (
     LearningRate,
     Positive,
     Temperature,
-    check_at_most,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -77,8 +78,7 @@ class Config(Shared):
     temperature: Temperature = 1.0  # of the answers
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
+        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,24 +160,32 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
-    of_chats, of_comparisons, of_prompts = (planned.config for planned in plan_phases(PHASES, config))
-    if isinstance(of_chats, sl_basic.Config):
-        sl_basic.check(replace(of_chats, behavior_if_exists=config.behavior_if_exists))
-    for own, name, of_what in (
-        (of_comparisons, "batch_size", "comparisons to train on"),
-        (of_prompts, "groups_per_batch", "prompts to train on"),
-    ):
-        if isinstance(own, sl_basic.Config | PolicyConfig):
-            loaded = data.load(own.dataset, own.test_dataset, own.test_size)
-            check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
-            check_at_most(name, getattr(config, name), len(loaded.train), of_what)
-    check_weights(
-        config.base_url,
-        config.model_name,
-        sft_checkpoint_path=config.sft_checkpoint_path,
-        rm_weights_path=config.rm_weights_path,
-    )
+    of_chats, *others = (planned.config for planned in plan_phases(PHASES, config))
+
+    def check_comparisons() -> None:
+        for own in others:
+            if isinstance(own, sl_basic.Config | PolicyConfig):
+                loaded = data.load(own.dataset, own.test_dataset, own.test_size)
+                check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
+
+    with collecting() as problem:
+        with problem:
+            check_opening(config.log_path, config, config.behavior_if_exists)
+        if isinstance(of_chats, sl_basic.Config):
+            with problem:
+                sl_basic.check(replace(of_chats, behavior_if_exists=config.behavior_if_exists))
+        with problem:
+            check_comparisons()
+        with problem:
+            check_weights(
+                config.base_url,
+                config.model_name,
+                sft_checkpoint_path=config.sft_checkpoint_path,
+                rm_weights_path=config.rm_weights_path,
+            )
+        for rate in (config.sft_learning_rate, config.rm_learning_rate, config.rl_learning_rate):
+            with problem:
+                check_rate(rate, config.model_name)
 
 
 async def main(config: Config) -> None:

@@ -3,28 +3,50 @@ before a model is loaded. The rule of a field is in its annotation and held by `
 a run that goes on may have another value is in its metadata (`tracking.configs`).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from stovetop.backends import check_base_url
 from stovetop.errors import CheckpointNotFound, InvalidRequest, UnknownName
+from stovetop.hyperparams import GivenRate, get_lr
+from stovetop.losses import LOSSES, parse_loss
 from stovetop.model_store import check_model_name
 from stovetop.renderers import supported_renderers
-from stovetop.rules import Whole, number
+from stovetop.rules import AnyOf, OneOf, Whole, number
 
 Positive = Annotated[int, Whole(1)]  # of what there has to be one of
 Count = Annotated[int, Whole(0)]  # of what there may be none of; for cadences, 0 is never
-LearningRate = Annotated[float, number(at_least=0)]
+Rate = Annotated[float, number(above=0)]  # of learning
+LearningRate = Annotated[GivenRate, AnyOf((number(above=0), OneOf(("auto",))))]  # auto: derived from the model
 Beta = Annotated[float, number(at_least=0, below=1)]  # of Adam
 Epsilon = Annotated[float, number(at_least=0)]
 NotNegative = Annotated[float, number(at_least=0)]
 Temperature = Annotated[float, number(above=0)]  # of answers that are trained on
+POLICY_INPUTS = {"target_tokens", "logprobs", "advantages"}  # that a recipe makes of rollouts
 
 
 def check_renderer_name(name: str | None) -> None:
     """Refuses a renderer that no table has. One of the user's own, "package.module:Name", is imported when used."""
     if name is not None and ":" not in name and name not in supported_renderers():
         raise UnknownName("renderer_name", name, supported_renderers())
+
+
+def check_policy_loss(name: str, config: Mapping[str, float], temperature: float) -> None:
+    """Refuses a loss that there is not, and one whose inputs are not made of rollouts."""
+    usable = [each for each, loss in LOSSES.items() if set(loss.inputs) <= POLICY_INPUTS]
+    if name in LOSSES and name not in usable:
+        needed = ", ".join(sorted(set(LOSSES[name].inputs) - POLICY_INPUTS))
+        raise InvalidRequest(
+            f"loss_fn must be {' or '.join(usable)}; {name} needs {needed}, which rollouts do not have: {name!r}"
+        )
+    parse_loss(name, {**config, "temperature": temperature})
+
+
+def check_rate(learning_rate: GivenRate, model_name: str) -> None:
+    """Refuses "auto" for a model of which no formula is known."""
+    if learning_rate == "auto":
+        get_lr(model_name)
 
 
 def check_at_most(name: str, value: int, limit: int, of_what: str) -> None:

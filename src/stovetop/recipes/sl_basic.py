@@ -12,6 +12,7 @@ from typing import Annotated
 
 import stovetop
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig
@@ -24,8 +25,8 @@ from stovetop.recipes.settings import (
     LearningRate,
     NotNegative,
     Positive,
-    check_at_most,
     check_num_steps,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -49,7 +50,7 @@ class Config(RunConfig):
     renderer_name: str | None = None  # None: the one recommended for the model
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = 32768  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 2e-4  # at the first step
+    learning_rate: LearningRate = 2e-4  # at the first step; auto: derived from the model
     lr_schedule: LRSchedule = "linear"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
@@ -67,8 +68,7 @@ class Config(RunConfig):
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
+        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
 
 
 WORKFLOW = SUPERVISED.replace("load_dataset", load_named_chats)
@@ -77,13 +77,20 @@ COLUMNS = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "gr
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: check_chats(config),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
+
+
+def check_chats(config: Config) -> None:
+    """Refuses chats that cannot be had or have changed, and a warm-up that is longer than the run on them."""
     revisions = revisions_in(config.log_path)
     chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
     check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
-    check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
     check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
-    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
 
 
 async def main(config: Config) -> None:

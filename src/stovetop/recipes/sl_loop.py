@@ -20,9 +20,11 @@ import stovetop
 from stovetop import AdamParams, APIFuture, Datum, ForwardBackwardOutput, OptimStepResponse
 from stovetop.checkpoints import PendingCheckpoint, is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.datasets import Batches, log_epoch
+from stovetop.hyperparams import settled_rate
 from stovetop.lr_schedules import LRSchedule, compute_schedule_lr_multiplier
 from stovetop.model_families import context_length, recommended_renderer_name
 from stovetop.named_data import Loaded
@@ -33,6 +35,7 @@ from stovetop.recipes.settings import (
     LearningRate,
     Positive,
     check_at_most,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -61,7 +64,7 @@ class Config:
     renderer_name: str | None = None  # None: the one recommended for the model
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = None  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 2e-4  # at the first step
+    learning_rate: LearningRate = 2e-4  # at the first step; auto: derived from the model
     lr_schedule: LRSchedule = "linear"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=4, metadata=HOW_LONG)  # passes over the data
@@ -76,22 +79,23 @@ class Config:
     save_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
+        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
 
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
-    load(config)
-    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: load(config),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
 
 
 def load(config: Config) -> Loaded[list[Message]]:
     """The chats to train on, in a first order of their own, and those held out."""
     revisions = revisions_in(config.log_path)
     chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
-    check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
     num_steps = -(-len(chats.train) // config.batch_size) * config.num_epochs
     check_at_most("warmup_steps", config.warmup_steps, num_steps, "steps")
     check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
@@ -131,6 +135,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             load_checkpoint_path=config.load_checkpoint_path,
         )
         trainer = start.training_client
+        peak_rate = settled_rate(config.learning_rate, config.model_name)
 
         # Chats become datums once: tokens, shifted by one, and a weight for each; a chat's weights sum to 1.
         tokenizer = trainer.get_tokenizer()
@@ -156,7 +161,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             """Everything that belongs to this step, in program order; nothing is awaited."""
             evaluates = bool(test_D) and is_due(step, config.eval_every)
             multiplier = compute_schedule_lr_multiplier(config.lr_schedule, step, num_steps, config.warmup_steps)
-            rate = config.learning_rate * multiplier
+            rate = peak_rate * multiplier
             adam = AdamParams(rate, config.adam_beta1, config.adam_beta2, config.adam_eps)
             batch_D = list(chain.from_iterable(batches[step]))
             return InFlight(

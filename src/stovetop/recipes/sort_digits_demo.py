@@ -23,7 +23,7 @@ from stovetop.durable import append_row, parse_rows, write_file
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.model_families import recommended_renderer_name
 from stovetop.recipes import rl_loop, sl_loop
-from stovetop.recipes.settings import LearningRate, Positive, check_weights
+from stovetop.recipes.settings import Positive, Rate, check_weights
 from stovetop.renderers import get_renderer
 from stovetop.renderers.messages import ensure_text, message_from_json
 from stovetop.rl.evaluation import RLTestSetEvaluator
@@ -50,9 +50,9 @@ class Config:
     log_path: str = "runs/sort_digits"  # the run directory; the same one again goes on where it was
     base_url: str | None = None  # None: train in this process
     seed: Seed = 0  # of the adapter, the order of the data and the answers
-    sl_learning_rate: LearningRate = 5e-4  # decays to zero
+    sl_learning_rate: Rate = 5e-4  # decays to zero
     sl_epochs: Positive = 4  # of two steps of 16 chats
-    rl_learning_rate: LearningRate = 2e-4  # of the second stage
+    rl_learning_rate: Rate = 2e-4  # of the second stage
     rl_steps: Positive = 24  # of 8 problems, 8 answers each
     num_test_problems: NumTestProblems = sort_digits.NUM_TEST_PROBLEMS  # that it is measured on
 

@@ -7,6 +7,7 @@ from stovetop.checkpoints import PendingCheckpoint, is_due, submit_checkpoint
 from stovetop.client import TrainingClient
 from stovetop.durable import parse_rows
 from stovetop.futures import APIFuture
+from stovetop.hyperparams import GivenRate, settled_rate
 from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
@@ -55,15 +56,18 @@ def set_epoch(data: HasEpochs, epoch: int, seed: int = 0) -> None:
 
 @stage(writes="optimizer")
 def make_optimizer(
-    learning_rate: float,
+    learning_rate: GivenRate,
+    model_name: str = "",
     adam_beta1: float = 0.9,
     adam_beta2: float = 0.95,
     adam_eps: float = 1e-8,
     weight_decay: float = 0.0,
     grad_clip_norm: float = 0.0,
 ) -> AdamParams:
-    """What the config says of the optimizer, as one value."""
-    return AdamParams(learning_rate, adam_beta1, adam_beta2, adam_eps, weight_decay, grad_clip_norm)
+    """What the config says of the optimizer, as one value. The rate "auto" is the one derived from the model."""
+    return AdamParams(
+        settled_rate(learning_rate, model_name), adam_beta1, adam_beta2, adam_eps, weight_decay, grad_clip_norm
+    )
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
