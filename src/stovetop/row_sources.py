@@ -1,5 +1,5 @@
-"""Rows of one source, in its order, each with its place: a file of JSONL or Parquet, a sample that the package ships, a
-data set of a hub, a folder that one was downloaded to. And which bytes, or which revision of a hub, they were.
+"""Rows of one source, in its order, each with its place: a file of JSONL, Parquet or text, a sample that the package
+ships, a data set of a hub, a folder that one was downloaded to. And which bytes, or which revision of a hub, they were.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ def path_of(source: str) -> Path:
 
 def is_file(source: str, path: Path) -> bool:
     """Whether it is one, or is named like one."""
-    return source.startswith(SAMPLE) or path.suffix.lower() in (".jsonl", ".parquet") or path.is_file()
+    return source.startswith(SAMPLE) or path.suffix.lower() in (".jsonl", ".parquet", ".txt") or path.is_file()
 
 
 def check_name(source: str, path: Path, published: Iterable[str] = ()) -> None:
@@ -98,7 +98,13 @@ def open_rows(source: str, part: HubPart = ALL, problem: str | None = None) -> I
         return _open_sample(source)
     if not path.is_file():
         raise InvalidRequest(f"there is no such file; give the path of one, or sample:NAME: {source!r}")
-    return _open_parquet(path, source) if path.suffix.lower() == ".parquet" else _parse_file(path, source)
+    match path.suffix.lower():
+        case ".parquet":
+            return _open_parquet(path, source)
+        case ".txt":
+            return _open_text(path, source)
+        case _:
+            return _parse_file(path, source)
 
 
 def _open_sample(source: str) -> Iterator[PlacedRow]:
@@ -125,6 +131,20 @@ def _open_parquet(path: Path, source: str) -> Iterator[PlacedRow]:
         raise InvalidRequest(f"{source} is not a Parquet file that can be read: {error}") from error
     if number < 0:
         raise InvalidRequest(_NO_ROW.format(source))
+
+
+def _open_text(path: Path, source: str) -> Iterator[PlacedRow]:
+    """A row `{"text": ...}` for each line that is not empty."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{source} is not text in UTF-8: {error}") from error
+    rows = [
+        PlacedRow(f"{source}, line {number}", {"text": line}) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not rows:
+        raise InvalidRequest(_NO_ROW.format(source))
+    yield from rows
 
 
 def _open_hub(name: str, part: HubPart, problem: str | None) -> Iterator[PlacedRow]:

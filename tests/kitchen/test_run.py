@@ -292,16 +292,19 @@ async def log_step(row: Row, run: Run) -> None:
     row.log(run)
 
 
-def test_a_row_has_the_time_of_every_stage_before_it_and_the_time_since_the_row_before(tmp_path: Path) -> None:
+def test_a_row_has_the_time_of_every_stage_before_it_that_since_the_row_before_and_that_of_its_step(
+    tmp_path: Path,
+) -> None:
     workflow = toy().replace("log", log_step).insert_after("log_step", draw.using("later", number="last"))
     with opened(tmp_path, Recorder()) as running:
         asyncio.run(workflow.run(Config(depth=1, num_steps=4), run=running))
     rows = load(tmp_path).metrics
     assert [set(row) for row in rows[:2]] == [
-        {"step", "number", "seen", "time/draw", "time/measure", "time/add", "time/step"},
-        {"step", "number", "seen", "time/draw", "time/add", "time/step"},
+        {"step", "number", "seen", "time/draw", "time/measure", "time/add", "time/step", "time/total"},
+        {"step", "number", "seen", "time/draw", "time/add", "time/step", "time/total"},
     ]
     assert all(row["time/step"] >= row["time/add"] > 0 for row in rows)
+    assert all(row["time/total"] >= row["time/draw"] + row["time/add"] for row in rows)
 
 
 def test_progress_advances_when_an_item_has_left(tmp_path: Path) -> None:

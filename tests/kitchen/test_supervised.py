@@ -95,7 +95,7 @@ def test_a_row_has_the_time_of_every_stage_before_it(config: SupervisedConfig) -
     asyncio.run(train(config))
     first, second, *_ = load(config.log_path).metrics
     names = ["get_batch", "schedule", "forward_backward", "optim_step", "await_forward_backward", "await_optim_step"]
-    expected = {f"time/{name}" for name in [*names, "log_step_metrics", "step"]}
+    expected = {f"time/{name}" for name in [*names, "log_step_metrics", "step", "total"]}
     assert {name for name in second if name.startswith("time/")} == expected
     assert {name for name in first if name.startswith("time/")} == expected | {"time/evaluate"}
 

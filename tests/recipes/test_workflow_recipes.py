@@ -18,17 +18,19 @@ from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, StageFailed
 from stovetop.kitchen import RunConfig, Workflow, stage
 from stovetop.kitchen.run_config import RunConfig as BaseConfig
-from stovetop.recipes import dpo, rl_basic, sl_basic
+from stovetop.recipes import chat_sl, dpo, rl_basic, sl_basic
 from stovetop.runs import Run, load
 
 SMALL: dict[str, list[str]] = {
     "sl_basic": ["dataset=sample:no_robots", "batch_size=4", "learning_rate=0.1", "eval_every=2"],
+    "chat_sl": ["dataset=sample:no_robots", "batch_size=4", "learning_rate=0.1", "eval_every=2",
+                "inline_evals=sample:gsm8k", "max_tokens=6", "infrequent_eval_every=2"],
     "rl_basic": ["dataset=sample:gsm8k", "test_size=2", "groups_per_batch=2", "group_size=3", "max_tokens=6",
                  "learning_rate=0.1", "max_steps_off_policy=1", "eval_every=2"],
     "dpo": ["dataset=sample:hhh", "batch_size=2", "learning_rate=0.05", "eval_every=2"],
 }  # fmt: skip
 COMMON = ["base_url=recording", "model=any/model", "renderer_name=role_colon", "max_steps=3", "save_every=2"]
-MODULES: dict[str, Any] = {"sl_basic": sl_basic, "rl_basic": rl_basic, "dpo": dpo}
+MODULES: dict[str, Any] = {"sl_basic": sl_basic, "chat_sl": chat_sl, "rl_basic": rl_basic, "dpo": dpo}
 RECIPES = [pytest.param(name, id=name) for name in MODULES]
 
 
@@ -60,7 +62,7 @@ def test_it_runs_three_steps_without_a_network_and_its_directory_says_of_what(re
     workflow: Workflow = MODULES[recipe].WORKFLOW
     before_the_row = [name for name in record.metrics[1] if name.startswith("time/")]
     stages = [place.stage.name for place in workflow.stages]
-    assert {name.removeprefix("time/") for name in before_the_row} - {"step"} <= set(stages)
+    assert {name.removeprefix("time/") for name in before_the_row} - {"step", "total"} <= set(stages)
     assert len(before_the_row) >= 6
     described = json.loads((log_path / "workflow.json").read_text())
     assert [row["stage"] for row in described["stages"]] == stages

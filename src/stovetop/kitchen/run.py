@@ -211,6 +211,7 @@ class Row:
         self._values: dict[str, float] = {}
         self._writers: dict[str, str] = {}
         self._since_last_row = since_last_row
+        self._began_s = time.perf_counter()
 
     @property
     def values(self) -> Mapping[str, float]:
@@ -239,8 +240,9 @@ class Row:
 
     def log(self, run: Run) -> None:
         """Writes the row, once. `time/step` is the time since the row before, which is what a step takes where several
-        overlap; `time/STAGE` is there of every stage before this one."""
-        self.add({"time/step": self._since_last_row()} if self._since_last_row else {})
+        overlap; `time/total` is that since this step began; `time/STAGE` is there of every stage before this one."""
+        if self._since_last_row is not None:
+            self.add({"time/step": self._since_last_row(), "time/total": time.perf_counter() - self._began_s})
         run.log_metrics(self._values, self.step)
         self.is_logged = True
 

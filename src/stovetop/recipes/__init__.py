@@ -14,6 +14,9 @@ RECIPES = {
     "sl_loop": Recipe("stovetop.recipes.sl_loop", "Supervised fine-tuning on chats, in one flat loop"),
     "rl_loop": Recipe("stovetop.recipes.rl_loop", "Reinforcement learning on checkable answers, likewise"),
     "sl_basic": Recipe("stovetop.recipes.sl_basic", "Supervised fine-tuning on chats, as a workflow"),
+    "chat_sl": Recipe(
+        "stovetop.recipes.chat_sl", "Supervised fine-tuning on chats by name, solving problems meanwhile"
+    ),
     "rl_basic": Recipe("stovetop.recipes.rl_basic", "Reinforcement learning on school mathematics, as a workflow"),
     "dpo": Recipe("stovetop.recipes.dpo", "Direct preference optimization on pairs of answers, as a workflow"),
     "rlhf": Recipe("stovetop.recipes.rlhf", "A supervised model, a reward model, and the first judged by the second"),
@@ -22,6 +25,8 @@ RECIPES = {
     ),
     "distill_composite": Recipe(
         "stovetop.recipes.distill_composite", "Learning from several teachers, each for prompts of its own"
+    "prompt_distillation": Recipe(
+        "stovetop.recipes.prompt_distillation", "Answering without a long prompt as with it, in two phases"
     ),
     "sort_digits_demo": Recipe("stovetop.recipes.sort_digits_demo", "Sorting digits: supervised, then by reward"),
 }

@@ -249,6 +249,10 @@ async def measure(client: TrainingClient) -> Metrics:
     return {"test/nll": 0.5}
 
 
+async def measure_more(client: TrainingClient) -> Metrics:
+    return {"more/nll": 0.25}
+
+
 def test_evaluation_is_due_where_there_is_something_to_measure_with() -> None:
     some, none = Evaluators(training=(measure,)), Evaluators()
     assert [step for step in range(6) if evaluation.evaluates(step, some, eval_every=3)] == [0, 3]
@@ -268,6 +272,9 @@ def test_what_takes_long_is_measured_beside_the_rest_and_less_often(client: Trai
     stage = evaluation.evaluate_infrequently
     assert stage.reads["evaluators"] == "infrequent_evaluators"
     assert list(stage.writes.values()) == ["evaluated_infrequently"]
+    assert evaluation.evaluates_at_end(none, is_complete=False, infrequent_evaluators=some)
+    asyncio.run(evaluation.evaluate_at_end(client, some, run, STEPS, Evaluators(training=(measure_more,))))
+    assert load(run.path).metrics == [{"step": 6, "progress": 1.0, "test/nll": 0.5, "more/nll": 0.25}]
 
 
 def test_evaluate_adds_to_the_row_and_at_the_end_there_is_a_row_of_its_own(client: TrainingClient, run: Run) -> None:

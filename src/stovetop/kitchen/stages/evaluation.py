@@ -24,9 +24,12 @@ def evaluates(step: int, evaluators: Evaluators, eval_every: int = 0) -> bool:
     return any(evaluators) and is_due(step, eval_every)
 
 
-def evaluates_at_end(evaluators: Evaluators, is_complete: bool) -> bool:
+_NONE = Evaluators()
+
+
+def evaluates_at_end(evaluators: Evaluators, is_complete: bool, infrequent_evaluators: Evaluators = _NONE) -> bool:
     """Where there is something to measure with, and the run was not complete when it began."""
-    return any(evaluators) and not is_complete
+    return any((*evaluators, *infrequent_evaluators)) and not is_complete
 
 
 @stage(writes="evaluated")
@@ -47,15 +50,23 @@ evaluate_infrequently = evaluate.using(
     "evaluate_infrequently", evaluators="infrequent_evaluators", evaluated="evaluated_infrequently"
 )
 """Where a stage writes `infrequent_evaluators`: insert `When(evaluates_infrequently, evaluate_infrequently)` beside the
-other evaluation. Its metrics have names of their own."""
+other evaluation. Its metrics have names of their own. Those at the end run both."""
 
 
 @stage(writes="evaluated_at_end")
 async def evaluate_at_end(
-    training_client: TrainingClient, evaluators: Evaluators, run: Run, positions: Positions
+    training_client: TrainingClient,
+    evaluators: Evaluators,
+    run: Run,
+    positions: Positions,
+    infrequent_evaluators: Evaluators = _NONE,
 ) -> Metrics:
-    """Measures the final weights, in a row of their own."""
-    metrics = await run_evaluators(training_client, **evaluators._asdict())
+    """Measures the final weights, also with what is measured less often, in a row of their own."""
+    metrics = await run_evaluators(
+        training_client,
+        training=evaluators.training + infrequent_evaluators.training,
+        sampling=evaluators.sampling + infrequent_evaluators.sampling,
+    )
     run.log_metrics({"progress": 1.0, **metrics}, positions.num_steps)
     run.emit("eval.complete", step=positions.num_steps, **metrics)
     return metrics

@@ -1,0 +1,155 @@
+"""Supervised fine-tuning on a data set of chats by its name, with problems to solve now and then. The workflow
+SUPERVISED with a second evaluation, which is less frequent.
+
+    stovetop run chat_sl dataset=tulu3 inline_evals=gsm8k    from the hub
+    stovetop run chat_sl:small                               without a network
+
+`sl_basic` is the same without inline evaluation. Problems are answered in \\boxed{} and graded as mathematics.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.client import ServiceClient
+from stovetop.data_record import check_data, revisions_in
+from stovetop.datasets import Row
+from stovetop.kitchen import RunConfig, When, stage
+from stovetop.kitchen.stages.evaluation import Evaluators, evaluate_infrequently, evaluates_infrequently
+from stovetop.kitchen.stages.rl import limit_prompts
+from stovetop.kitchen.workflows import SUPERVISED
+from stovetop.lr_schedules import LRSchedule
+from stovetop.named_data import Loaded
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    NotNegative,
+    Positive,
+    check_at_most,
+    check_num_steps,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.recipes.sl_basic import COLUMNS
+from stovetop.renderers.base import Renderer, TrainOnWhat
+from stovetop.rl.evaluation import RLTestSetEvaluator
+from stovetop.rl.process_pool import WorkerPool
+from stovetop.rules import Whole, number
+from stovetop.runs import Run, check_opening, open_run
+from stovetop.tasks import chats as data
+from stovetop.tasks import math, problems
+from stovetop.tasks.chats import load_named_chats
+from stovetop.tasks.math_grading import MathGrader, grade_here, prepare_worker
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    dataset: str = "no_robots"  # that; FILE.jsonl with {"messages": [...]} a line, sample:NAME, or OWNER/NAME of a hub
+    test_dataset: str | None = None  # held-out chats, likewise; None: a test split, or test_size chats of the dataset
+    test_size: Count = 4  # chats held out of a dataset that has no test split; 0: none
+    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
+    log_path: str = field(default="runs/chat_sl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
+    max_length: Annotated[int, Whole(2)] | None = 16384  # tokens of a chat; what is over is cut off
+    learning_rate: LearningRate = 1e-4  # at the first step
+    lr_schedule: LRSchedule = "linear"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    batch_size: Positive = 256  # chats a step; the last step of an epoch may have fewer
+    lora_rank: Rank = 32  # of the adapter's matrices
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter, the split and the order
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
+    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
+    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    eval_every: Count = field(default=10, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    inline_evals: str | None = None  # problems to solve: gsm8k; FILE.jsonl with "question" and "answer", sample:gsm8k
+    infrequent_eval_every: Count = field(default=100, metadata=MAY_CHANGE)  # steps between them; 0: only at the end
+    max_tokens: Positive = 1000  # of an answer
+    temperature: Annotated[float, number(at_least=0)] = 0.6  # of the answers
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+
+
+# ---- inline evaluation -----------------------------------------------------------------------------------------------
+
+
+def test_problems(loaded: Loaded[Row]) -> list[Row]:
+    """Those of a published data set that are held out, or all those of a file."""
+    return loaded.test or loaded.train
+
+
+@stage(writes="infrequent_evaluators")
+async def make_inline_evaluators(
+    renderer: Renderer,
+    max_tokens: int,
+    temperature: float,
+    max_prompt_tokens: int | None,
+    run: Run,
+    inline_evals: str | None = None,
+    seed: int = 0,
+) -> AsyncIterator[Evaluators]:
+    """The share of problems that are solved, as `inline/env/all/correct`, if there are any. Answers are graded in
+    processes, which end with the workflow."""
+    if inline_evals is None:
+        yield Evaluators()
+        return
+    loaded = problems.load(inline_evals, revisions=run.revisions)
+    run.record_data(inline_evals, loaded)
+    with WorkerPool(2, prepare=prepare_worker) as pool:
+        rows, grade = test_problems(loaded), MathGrader(pool).grade
+        groups = math.builders(rows, renderer, 1, grade, max_prompt_tokens=max_prompt_tokens)
+        yield Evaluators(sampling=(RLTestSetEvaluator(groups, max_tokens, temperature, "inline", seed),))
+
+
+WORKFLOW = (
+    SUPERVISED.replace("load_dataset", load_named_chats)
+    .insert_after("make_evaluators", limit_prompts, make_inline_evaluators)
+    .insert_before("schedule", When(evaluates_infrequently, evaluate_infrequently))
+)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    revisions = revisions_in(config.log_path)
+    chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
+    check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
+    check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
+    check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
+    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
+    if config.inline_evals is not None:
+        for index, row in enumerate(test_problems(problems.load(config.inline_evals, revisions=revisions))):
+            math.problem_of_row(row, grade_here, f"inline_evals, row {index}")
+
+
+async def main(config: Config) -> None:
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    columns = COLUMNS if config.inline_evals is None else (*COLUMNS, "inline/env/all/correct")
+    with open_run(config.log_path, config, columns=columns, **config.run_options()) as run:
+        state = await WORKFLOW.run(config, service=service, run=run)
+        lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if state["test_D"] else {})
+        run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))

@@ -1,0 +1,179 @@
+"""Prompt distillation (Askell et al. 2021, arXiv:2112.00861): a model learns to do without a long prompt what it does
+with it. Two phases: the model answers texts with the prompt; then SUPERVISED trains it on the texts and those answers
+alone. The published task is to say in which language a text is, by a page of rules.
+
+    stovetop run prompt_distillation          the published texts, in a file, and a model from the hub
+    stovetop run prompt_distillation:small    without a network
+
+`run_training=False` ends when the answers are there, in RUN/1_answers/chats.jsonl; the same command without it goes on.
+`file_path=chats.jsonl` trains on answers that were made before.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.datasets import load_chats, split_rows
+from stovetop.distillation.prompted import compile_answer_pattern
+from stovetop.kitchen import Finished, Phase, RunConfig, Workflow, run_phases, stage
+from stovetop.kitchen.stages.prompted import (
+    CHATS_FILE,
+    init_prompted_teacher,
+    make_agreement_evaluators,
+    write_answers,
+)
+from stovetop.kitchen.workflows import SUPERVISED
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes import sl_basic
+from stovetop.recipes.settings import (
+    Count,
+    LearningRate,
+    Positive,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.renderers.base import TrainOnWhat
+from stovetop.renderers.messages import Message
+from stovetop.rules import Whole, number
+from stovetop.runs import Run, check_opening
+from stovetop.tasks import languages
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersConfig(RunConfig):
+    """What the first phase has, and the whole too."""
+
+    dataset: str = "multilingual.txt"  # texts: FILE.txt, one a line; FILE.jsonl with "text", sample:multilingual
+    prompt: str = "rules"  # that, examples, FILE.txt or FILE.jsonl (a chat): {text} is where the text goes
+    answer_pattern: str = languages.ANSWER_PATTERN  # its first group is learnt; what does not match is left out
+    model_name: str = "Qwen/Qwen3.6-35B-A3B"  # a folder, a fetched model, or a name on the hub
+    teacher_checkpoint_path: str | None = None  # weights that answer with the prompt; None: the model as it is
+    renderer_name: str | None = None  # None: the one recommended for the model
+    max_tokens: Positive = 1000  # of an answer
+    temperature: Annotated[float, number(at_least=0)] = 0.15  # of the answers
+    seed: Seed = 0  # of the answers, the adapter, the split and the order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AnswersConfig):
+    log_path: str = field(default="runs/prompt_distillation", metadata=MAY_CHANGE)  # the run directory; again: goes on
+    file_path: str | None = None  # chats to train on that were made before; None: made now
+    run_training: bool = field(default=True, metadata=MAY_CHANGE)  # False: only the answers are made
+    test_size: Count = 64  # texts held out; 0: none
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
+    max_length: Annotated[int, Whole(2)] | None = 32768  # tokens of a chat; what is over is cut off
+    learning_rate: LearningRate = 1e-4  # at the first step
+    lr_schedule: LRSchedule = "linear"  # how the rate falls
+    num_epochs: Positive = field(default=4, metadata=HOW_LONG)  # passes over the data
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    batch_size: Positive = 128  # chats a step; the last step of an epoch may have fewer
+    lora_rank: Rank = 32  # of the adapter's matrices
+    eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_renderer_name(self.renderer_name)
+        compile_answer_pattern(self.answer_pattern)
+
+
+# ---- with the prompt -------------------------------------------------------------------------------------------------
+
+
+@stage(writes="texts")
+def load_texts(dataset: str, run: Run, seed: int = 0) -> list[str]:
+    """The texts to answer, each once: what is held out is not trained on too."""
+    loaded = languages.load_texts(dataset, seed, run.revisions)
+    run.record_data(dataset, loaded)
+    return list(dict.fromkeys(loaded.train))
+
+
+@stage(writes="instruction")
+def load_prompt(prompt: str) -> list[Message]:
+    """The long prompt."""
+    return languages.load_prompt(prompt)
+
+
+def answers(config: Config, done: Mapping[str, Finished]) -> AnswersConfig | None:
+    """Answers with the prompt, where there is no file of them."""
+    return None if config.file_path is not None else AnswersConfig(**_shared(config, AnswersConfig))
+
+
+# ---- without it ------------------------------------------------------------------------------------------------------
+
+
+def student(config: Config, done: Mapping[str, Finished]) -> sl_basic.Config | None:
+    """Learns the answers."""
+    if not config.run_training:
+        return None
+    shared = _shared(config, sl_basic.Config)
+    shared["dataset"] = config.file_path or done["answers"].file
+    return sl_basic.Config(**shared)
+
+
+def _shared(config: Config, other: type[RunConfig]) -> dict[str, Any]:
+    """The fields that the other config has too."""
+    names = {each.name for each in fields(other)}
+    return {each.name: getattr(config, each.name) for each in fields(config) if each.name in names}
+
+
+PHASES = (
+    Phase(
+        "answers",
+        Workflow("answers", load_texts, load_prompt, init_prompted_teacher, write_answers),
+        answers,
+        file=CHATS_FILE,
+    ),
+    Phase(
+        "student",
+        SUPERVISED.replace("make_evaluators", make_agreement_evaluators),
+        student,
+        columns=("learning_rate", "train_mean_nll", "test/nll", "agreement/env/all/correct", "grad_norm", "time/step"),
+    ),
+)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_opening(config.log_path, config, config.behavior_if_exists)
+    if config.file_path is None:
+        languages.load_prompt(config.prompt)
+        num = len(set(languages.load_texts(config.dataset).train))
+    else:
+        num = len(load_chats(config.file_path))
+    if config.run_training:
+        split_rows(range(num), config.test_size)
+    paths = {"teacher_checkpoint_path": config.teacher_checkpoint_path}
+    check_weights(config.base_url, config.model_name, config.load_checkpoint_path, **paths)
+
+
+async def main(config: Config) -> None:
+    options = config.engine_options()
+    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+
+
+PRESETS = {
+    "small": Config(
+        model_name="smollm2",
+        log_path="runs/prompt_distillation_small",
+        dataset="sample:multilingual",
+        prompt="examples",
+        answer_pattern=r"^\s*(\w+)",
+        max_tokens=4,
+        test_size=25,
+        learning_rate=1e-3,
+        batch_size=8,
+        lora_rank=16,
+        eval_every=12,
+    )
+}  # five languages, which the model tells apart by one example of each, and without them answers at length
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))
