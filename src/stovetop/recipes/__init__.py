@@ -25,6 +25,7 @@ RECIPES = {
     ),
     "distill_composite": Recipe(
         "stovetop.recipes.distill_composite", "Learning from several teachers, each for prompts of its own"
+    ),
     "prompt_distillation": Recipe(
         "stovetop.recipes.prompt_distillation", "Answering without a long prompt as with it, in two phases"
     ),
