@@ -97,6 +97,13 @@ ENTRIES: dict[str, Entry] = {
         f"load_named_comparisons {SESSION} init_preference_model limit_prompts build_preference_groups batch_problems "
         f"make_win_rate_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
+    "chat_sl": Entry(defaults={"learning_rate": 1e-4, "batch_size": 256, "max_length": 16384, "lora_rank": 32}),
+    "prompt_distillation": Entry(defaults={"learning_rate": 1e-4, "num_epochs": 4, "eval_every": 5}),
+    "on_policy_distillation": Entry(
+        defaults={"dataset": "deepmath", "groups_per_batch": 1024, "max_tokens": 4096, "learning_rate": 1e-4,
+                  "lora_rank": 128, "mode": "on_policy"}
+    ),
+    "distill_composite": Entry(defaults={"dataset": "deepmath", "second_dataset": "tulu3"}),
     "sort_digits_demo": Entry(),
 }  # fmt: skip
 RUN_HERE = [name for name, entry in ENTRIES.items() if entry.words]
