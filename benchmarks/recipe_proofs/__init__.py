@@ -86,6 +86,11 @@ EACH_KL_HALVES = (
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 PROOFS: dict[str, Proof] = {
+    "sl_basic:small": Proof("sl:sl_basic_small", "loss of held-out chats", LOSS_FALLS),
+    "chat_sl:small": Proof("sl:chat_sl_small", "loss of held-out chats", LOSS_FALLS),
+    "prompt_distillation:small": Proof(
+        "sl:prompt_distillation_small", "agreement with the teacher on held-out texts", AGREES, minutes=15
+    ),
     "dpo:small": Proof("pref:dpo_small", "accuracy on held-out pairs, a tie counting half", PREFERS),
     "rlhf:small": Proof("pref:rlhf_small", "win rate against the supervised model, by the rule", WINS, minutes=15),
     "on_policy_distillation:small": Proof("distill:on_policy", "KL to the teacher", KL_HALVES, minutes=15),

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import stovetop
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.datasets import Row
@@ -30,8 +31,8 @@ from stovetop.recipes.settings import (
     LearningRate,
     NotNegative,
     Positive,
-    check_at_most,
     check_num_steps,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -60,7 +61,7 @@ class Config(RunConfig):
     renderer_name: str | None = None  # None: the one recommended for the model
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = 16384  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 1e-4  # at the first step
+    learning_rate: LearningRate = 1e-4  # at the first step; auto: derived from the model
     lr_schedule: LRSchedule = "linear"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
@@ -82,8 +83,7 @@ class Config(RunConfig):
     temperature: Annotated[float, number(at_least=0)] = 0.6  # of the answers
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
+        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
 
 
 # ---- inline evaluation -----------------------------------------------------------------------------------------------
@@ -126,13 +126,20 @@ WORKFLOW = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: check_data_sets(config),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
+
+
+def check_data_sets(config: Config) -> None:
+    """Refuses chats or problems that cannot be had or have changed, and a warm-up that is longer than the run."""
     revisions = revisions_in(config.log_path)
     chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
     check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
-    check_at_most("batch_size", config.batch_size, len(chats.train), "chats to train on")
     check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
-    check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
     if config.inline_evals is not None:
         for index, row in enumerate(test_problems(problems.load(config.inline_evals, revisions=revisions))):
             math.problem_of_row(row, grade_here, f"inline_evals, row {index}")
@@ -149,6 +156,24 @@ async def train(config: Config, service: ServiceClient) -> None:
         state = await WORKFLOW.run(config, service=service, run=run)
         lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if state["test_D"] else {})
         run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
+
+
+PRESETS = {
+    "small": Config(
+        model_name="smollm2",
+        log_path="runs/chat_sl_small",
+        dataset="sample:courtesy_chats",
+        test_size=24,
+        learning_rate=5e-4,
+        num_epochs=2,
+        batch_size=8,
+        lora_rank=16,
+        eval_every=6,
+        inline_evals="sample:gsm8k",
+        infrequent_eval_every=0,
+        max_tokens=48,
+    )
+}  # short questions, answered courteously or not
 
 
 if __name__ == "__main__":

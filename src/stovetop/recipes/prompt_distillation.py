@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import stovetop
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.datasets import load_chats, split_rows
 from stovetop.distillation.prompted import compile_answer_pattern
 from stovetop.kitchen import Finished, Phase, RunConfig, Workflow, run_phases, stage
@@ -32,6 +33,7 @@ from stovetop.recipes.settings import (
     Count,
     LearningRate,
     Positive,
+    check_rate,
     check_renderer_name,
     check_weights,
 )
@@ -68,7 +70,7 @@ class Config(AnswersConfig):
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = 32768  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 1e-4  # at the first step
+    learning_rate: LearningRate = 1e-4  # at the first step; auto: derived from the model
     lr_schedule: LRSchedule = "linear"  # how the rate falls
     num_epochs: Positive = field(default=4, metadata=HOW_LONG)  # passes over the data
     max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
@@ -78,9 +80,11 @@ class Config(AnswersConfig):
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_renderer_name(self.renderer_name)
-        compile_answer_pattern(self.answer_pattern)
+        check_all(
+            lambda: check_fields(self),
+            lambda: check_renderer_name(self.renderer_name),
+            lambda: compile_answer_pattern(self.answer_pattern),
+        )
 
 
 # ---- with the prompt -------------------------------------------------------------------------------------------------
@@ -141,7 +145,21 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_opening(config.log_path, config, config.behavior_if_exists)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: check_texts(config),
+        lambda: check_weights(
+            config.base_url,
+            config.model_name,
+            config.load_checkpoint_path,
+            teacher_checkpoint_path=config.teacher_checkpoint_path,
+        ),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
+
+
+def check_texts(config: Config) -> None:
+    """Refuses texts, a prompt or chats that cannot be had, and a test set that leaves nothing to train on."""
     if config.file_path is None:
         languages.load_prompt(config.prompt)
         num = len(set(languages.load_texts(config.dataset).train))
@@ -149,8 +167,6 @@ def check(config: Config) -> None:
         num = len(load_chats(config.file_path))
     if config.run_training:
         split_rows(range(num), config.test_size)
-    paths = {"teacher_checkpoint_path": config.teacher_checkpoint_path}
-    check_weights(config.base_url, config.model_name, config.load_checkpoint_path, **paths)
 
 
 async def main(config: Config) -> None:
@@ -168,9 +184,10 @@ PRESETS = {
         max_tokens=4,
         test_size=25,
         learning_rate=1e-3,
+        num_epochs=2,
         batch_size=8,
         lora_rank=16,
-        eval_every=12,
+        eval_every=9,
     )
 }  # five languages, which the model tells apart by one example of each, and without them answers at length
 

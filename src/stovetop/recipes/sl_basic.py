@@ -1,7 +1,7 @@
 """Supervised fine-tuning: chats in, a model that answers like them out. The workflow SUPERVISED with its own data.
 
     stovetop run sl_basic                                                      No Robots and a model from the hub
-    stovetop run sl_basic model=smollm2 dataset=sample:no_robots batch_size=4  without a network
+    stovetop run sl_basic:small                                                without a network
 
 `sl_loop` shows the same as one flat loop, and gives the same rows and weights. Read that one; edit this one.
 """
@@ -103,6 +103,21 @@ async def train(config: Config, service: ServiceClient) -> None:
         state = await WORKFLOW.run(config, service=service, run=run)
         lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if state["test_D"] else {})
         run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
+
+
+PRESETS = {
+    "small": Config(
+        model_name="smollm2",
+        log_path="runs/sl_basic_small",
+        dataset="sample:courtesy_chats",
+        test_size=24,
+        learning_rate=5e-4,
+        num_epochs=2,
+        batch_size=8,
+        lora_rank=16,
+        eval_every=6,
+    )
+}  # short questions, answered courteously or not
 
 
 if __name__ == "__main__":
