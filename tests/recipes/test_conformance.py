@@ -97,8 +97,24 @@ ENTRIES: dict[str, Entry] = {
         f"load_named_comparisons {SESSION} init_preference_model limit_prompts build_preference_groups batch_problems "
         f"make_win_rate_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
-    "chat_sl": Entry(defaults={"learning_rate": 1e-4, "batch_size": 256, "max_length": 16384, "lora_rank": 32}),
-    "prompt_distillation": Entry(defaults={"learning_rate": 1e-4, "num_epochs": 4, "eval_every": 5}),
+    "chat_sl": Entry(
+        ("dataset=sample:no_robots", "batch_size=4", "max_steps=3", "learning_rate=0.1", "save_every=1",
+         "eval_every=2", "inline_evals=sample:gsm8k", "max_tokens=4", "infrequent_eval_every=2"),
+        {"dataset": "no_robots", "learning_rate": 1e-4, "lr_schedule": "linear", "num_epochs": 1, "batch_size": 256,
+         "max_length": 16384, "eval_every": 10, "save_every": 20, "infrequent_eval_every": 100, "lora_rank": 32,
+         "inline_evals": None, **ADAM},
+        f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators limit_prompts "
+        f"make_inline_evaluators {PLAN} get_batch evaluate evaluate_infrequently "
+        f"{SUPERVISED_LOOP.removeprefix('get_batch evaluate ')}",
+    ),
+    "prompt_distillation": Entry(
+        ("dataset=sample:multilingual", r"answer_pattern=(?s)^(.)", "max_tokens=3", "test_size=85", "batch_size=2",
+         "max_steps=3", "learning_rate=0.1", "save_every=1", "eval_every=2"),
+        {"num_epochs": 4, "learning_rate": 1e-4, "lr_schedule": "linear", "eval_every": 5, "save_every": 20,
+         "batch_size": 128, "max_length": 32768, "lora_rank": 32, "temperature": 0.15, "max_tokens": 1000},
+        f"load_texts load_prompt init_prompted_teacher write_answers / load_dataset {SESSION} "
+        f"build_supervised_dataset make_batches make_agreement_evaluators {PLAN} {SUPERVISED_LOOP}",
+    ),
     "on_policy_distillation": Entry(
         defaults={"dataset": "deepmath", "groups_per_batch": 1024, "max_tokens": 4096, "learning_rate": 1e-4,
                   "lora_rank": 128, "mode": "on_policy"}
