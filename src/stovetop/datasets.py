@@ -5,14 +5,14 @@ of them (tokens, problems) is not decided here. Public data sets by name, and se
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.messages import Message, messages_from_json
-from stovetop.row_sources import HubPart, PlacedRow, Row, check_name, open_rows, path_of, sample_names
+from stovetop.row_sources import HubPart, PlacedRow, Row, open_rows, sample_names
 from stovetop.rules import shown
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "load_chats",
     "load_rows",
     "log_epoch",
-    "published",
     "row_of",
     "sample_names",
     "shuffled",
@@ -60,14 +59,6 @@ def stream_rows(
 def load_chats(source: str, *, split: str | None = None) -> list[list[Message]]:
     """The chats of a source whose rows have `messages`; other fields of a row are its own and left out."""
     return [chat_of_row(row_of(placed), placed.place) for placed in open_rows(source, HubPart(split))]
-
-
-def published(source: str, table: Mapping[str, T]) -> T | None:
-    """What a table of published data sets has under this name. None for what `load_rows` takes by itself: a file, a
-    folder, "sample:NAME", "owner/name". A name that is neither is refused, with the nearest that there is."""
-    if source not in table:
-        check_name(source, path_of(source), table)
-    return table.get(source)
 
 
 def chat_of_row(row: Row, place: str) -> list[Message]:

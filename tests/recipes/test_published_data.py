@@ -11,9 +11,8 @@ import pytest
 
 from stovetop import datasets
 from stovetop.recipes import rl_basic, sl_basic
-from stovetop.tasks import problems
-from stovetop.tasks.chats import load_split
-from stovetop.tasks.comparisons import COMPARISONS, comparisons_of
+from stovetop.tasks import chats, comparisons, problems
+from stovetop.tasks.comparisons import COMPARISONS
 
 pytestmark = pytest.mark.slow  # the library of the hub takes its time for each of them
 Rows = Sequence[Mapping[str, object]]
@@ -42,11 +41,11 @@ def chat(number: int) -> dict[str, object]:
 
 def test_no_robots_has_a_test_split_which_is_held_out() -> None:
     publish("HuggingFaceH4/no_robots", train=[chat(n) for n in range(6)], test=[chat(9)])
-    chats = load_split("no_robots", None, test_size=4, seed=0)
-    assert sorted(index for index, _ in chats.train) == list(range(6))
-    assert [messages[0]["content"] for _, messages in chats.test] == ["q9"]
+    loaded = chats.load("no_robots", None, test_size=4, seed=0)
+    assert sorted(loaded.train_indices) == list(range(6))
+    assert [messages[0]["content"] for messages in loaded.test] == ["q9"]
     Path("own.jsonl").write_text(json.dumps(chat(7)) + "\n")
-    assert [messages[0]["content"] for _, messages in load_split("no_robots", "own.jsonl", 4, 0).test] == ["q7"]
+    assert [messages[0]["content"] for messages in chats.load("no_robots", "own.jsonl", 4, 0).test] == ["q7"]
     sl_basic.check(sl_basic.Config(batch_size=6, base_url="recording"))
 
 
@@ -72,9 +71,9 @@ def test_comparisons_are_read_by_their_name(name: str, source: str, test_split: 
     rows = datasets.load_rows(f"sample:{name}")
     subset = COMPARISONS[name].train[0].subset
     publish(source, subset, train=rows[:-2], **({test_split: rows[-2:]} if test_split else {}))
-    loaded = comparisons_of(name, None, test_size=3).get_labeled_comparisons()
+    loaded = comparisons.load(name, None, test_size=3)
     assert len(loaded.test) == (2 if test_split else len(rows[:-2]) // 2)
-    assert len(loaded.train) + len(loaded.test) + loaded.num_skipped == len(rows) - (0 if test_split else 2)
+    assert len(loaded.train) + len(loaded.test) + loaded.num_left_out == len(rows) - (0 if test_split else 2)
 
 
 def test_prompts_to_distill_are_read_from_a_hub_too() -> None:

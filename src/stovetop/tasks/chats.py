@@ -37,11 +37,6 @@ def load(
     )
 
 
-def load_split(dataset: str, test_dataset: str | None, test_size: int, seed: int) -> Split[PlacedChat]:
-    """The same chats, each with its index in its source."""
-    return load(dataset, test_dataset, test_size, seed).placed()
-
-
 @stage(writes="chats")
 def load_named_chats(
     dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0

@@ -5,7 +5,6 @@ the package ships, have rows of the same form: a few, for tests and demonstratio
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from stovetop.datasets import Row
 from stovetop.kitchen.stage import stage
@@ -38,24 +37,6 @@ def load(
         half_at_most=True,
         revisions=revisions,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class NamedComparisons:
-    """A `ComparisonDatasetBuilder` of what `load` takes."""
-
-    dataset: str
-    test_dataset: str | None = None
-    test_size: int = 0
-
-    def get_labeled_comparisons(self) -> LabeledComparisons:
-        loaded = load(self.dataset, self.test_dataset, self.test_size)
-        return LabeledComparisons(loaded.train, loaded.test, loaded.num_left_out)
-
-
-def comparisons_of(dataset: str, test_dataset: str | None, test_size: int) -> NamedComparisons:
-    """The same as a builder."""
-    return NamedComparisons(dataset, test_dataset, test_size)
 
 
 @stage(writes="comparisons")
