@@ -20,7 +20,7 @@ from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.recipes import dpo, rlhf
 from stovetop.runs import load
 from stovetop.supervised.logprobs import compute_reference_logprobs
-from stovetop.tasks.comparisons import comparisons_of
+from stovetop.tasks import comparisons
 from stovetop.tasks.courtesy import CourtesyRule
 from stovetop.types import Datum
 
@@ -38,7 +38,7 @@ async def dpo_small(folder: Path, seed: int) -> dict[str, float]:
         base = await service.create_sampling_client(base_model=config.model_name)
         reference = await service.create_sampling_client(model_path=last.reference_path)
         policy = await service.create_sampling_client(model_path=last.sampler_path)
-        held_out = comparisons_of(config.dataset, config.test_dataset, config.test_size).get_labeled_comparisons().test
+        held_out = comparisons.load(config.dataset, config.test_dataset, config.test_size).test
         test_D = list(chain.from_iterable(comparison_to_pair(each, own_renderer(base)) for each in held_out))
         summed = [await _summed(client, test_D) for client in (base, reference, policy)]
         of_base, of_reference, of_policy = summed
@@ -75,7 +75,7 @@ async def rlhf_small(folder: Path, seed: int) -> dict[str, float]:
     config = replace(rlhf.PRESETS["small"], log_path=str(folder), seed=seed)
     await rlhf.main(config)
     judged = load(folder / "2_reward").series("test/accuracy").values
-    held_out = comparisons_of(config.dataset, config.test_dataset, config.rl_test_size).get_labeled_comparisons().test
+    held_out = comparisons.load(config.dataset, config.test_dataset, config.rl_test_size).test
     with stovetop.ServiceClient(storage=folder) as service:
         supervised, policy = [
             await service.create_sampling_client(model_path=final_weights(folder / name))

@@ -137,12 +137,12 @@ CASES = {
     "ready": rl(RLConfig),
     "kl_reinforcement": rl(KLConfig),
     "distillation": Case(
-        distillation, 6, 3, {"dataset.load": {"num_train", "num_test", "num_without_prompt"}},
+        distillation, 6, 3, {"dataset.load": {"num_train", "num_test", "num_skipped"}},
         {**PLAYED, "distillation.step": {"loss", "teacher_kl", "teacher_kl_dataset_0"}},
         saved=(1, 3), evaluated=(0, 2, 4, 6),
     ),
     "off_policy_distillation": Case(
-        off_policy, 10, 5, {"dataset.load": {"num_train", "num_test", "num_without_prompt"}},
+        off_policy, 10, 5, {"dataset.load": {"num_train", "num_test", "num_skipped"}},
         {"dataset.batch": {"num_prompts"}, **OFF_POLICY}, saved=(2, 5, 8), evaluated=(0, 2, 4, 6, 8, 10),
     ),
     "topk_distillation": Case(

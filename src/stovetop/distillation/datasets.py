@@ -14,6 +14,7 @@ from stovetop.client import Tokenizer
 from stovetop.datasets import Row, Split, load_rows, split_rows
 from stovetop.distillation.teachers import TeacherConfig
 from stovetop.errors import InvalidRequest
+from stovetop.named_data import LeftOut
 from stovetop.preference.envs import PreferenceEnv
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, ensure_text, message_from_json
@@ -41,6 +42,14 @@ def prompt_from_row(row: Row) -> list[Message] | None:
     while chat and chat[-1]["role"] != "user":
         chat.pop()
     return chat or None
+
+
+def prompt_of_row(row: Row, place: str) -> list[Message] | LeftOut:
+    """The same for `named_data.load_data`: rows without a prompt are left out, and errors name the place."""
+    try:
+        return prompt_from_row(row) or LeftOut("it has no prompt")
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{place}: {error}") from error
 
 
 def truncated_prompt(prompt: Sequence[Message], tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Message]:

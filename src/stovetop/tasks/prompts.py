@@ -6,8 +6,7 @@ ships, have rows of the same form: a few, for tests and demonstrations.
 from collections.abc import Mapping
 
 from stovetop.datasets import Row, Split
-from stovetop.distillation.datasets import prompt_from_row
-from stovetop.errors import InvalidRequest
+from stovetop.distillation.datasets import prompt_of_row
 from stovetop.kitchen.stage import stage
 from stovetop.named_data import LeftOut, Loaded, Published, load_data
 from stovetop.renderers.messages import Message
@@ -26,7 +25,7 @@ def load(
     """The prompts that a config names, to train on and held out; see `named_data.load_data`."""
     return load_data(
         dataset,
-        _prompt_of_row,
+        prompt_of_row,
         PROMPTS,
         test_dataset=test_dataset,
         test_size=test_size,
@@ -65,13 +64,6 @@ def parse_deepmath(row: Row) -> list[Message] | LeftOut:
     if not isinstance(question, str) or not question.strip():
         return LeftOut("it has no question")
     return [Message(role="user", content=question)]
-
-
-def _prompt_of_row(row: Row, place: str) -> list[Message] | LeftOut:
-    try:
-        return prompt_from_row(row) or LeftOut("it has no prompt")
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{place}: {error}") from error
 
 
 # ---- the data sets: where they lie is said in `chats.py` and `problems.py` -------------------------------------------

@@ -92,7 +92,7 @@ def test_build_prompt_dataset_has_every_prompt_once_an_epoch_and_keeps_what_is_h
     assert prompts.num_per_epoch == 4
     assert [len(prompts.problems.get_batch(step)) for step in range(8)] == [3, 3, 3, 1] * 2
     assert len(prompts.test_builders) == 2
-    assert emitted(run, "dataset.load") == [{"num_train": 10, "num_test": 2, "num_without_prompt": 0}]
+    assert emitted(run, "dataset.load") == [{"num_train": 10, "num_test": 2, "num_skipped": 0}]
 
 
 def test_fewer_prompts_than_a_batch_has_are_one_batch(tmp_path: Path, renderer: Renderer, run: Run) -> None:
@@ -144,9 +144,9 @@ def test_load_prompts_leaves_out_rows_that_have_none_and_says_how_many(tmp_path:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     train, test = distillation.load_prompts(str(file), run, test_size=1)
     assert sorted(chat[0]["content"] for chat in [*train, *test]) == ["a", "b", "c"]  # pyright: ignore[reportArgumentType]  texts
-    assert emitted(run, "dataset.load") == [{"num_train": 2, "num_test": 1, "num_without_prompt": 1}]
+    assert emitted(run, "dataset.load") == [{"num_train": 2, "num_test": 1, "num_skipped": 1}]
     file.write_text('{"text": "a"}\n')
-    with pytest.raises(InvalidRequest, match="none of the 1 rows has a prompt"):
+    with pytest.raises(InvalidRequest, match=r"none of the 1 rows to train on can be used \(it has no prompt: 1\)"):
         distillation.load_prompts(str(file), run)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
 from stovetop.completers import SamplingMessageCompleter
-from stovetop.datasets import Batches, Split, load_rows, split_rows
+from stovetop.datasets import Batches, Split, log_epoch
 from stovetop.distillation import on_policy
 from stovetop.distillation.datasets import (
     CompositeDataset,
@@ -17,7 +17,7 @@ from stovetop.distillation.datasets import (
     PromptOnlyDataset,
     PromptOnlyDatasetBuilder,
     SourcedGroupBuilder,
-    prompt_from_row,
+    prompt_of_row,
     truncated_prompt,
 )
 from stovetop.distillation.evaluation import TeacherKLEvaluator
@@ -38,6 +38,7 @@ from stovetop.kitchen.stages.policies import Policy
 from stovetop.kitchen.stages.rl import add_episodes, emit_batch
 from stovetop.kitchen.stages.supervised import forward_backward
 from stovetop.model_families import recommended_renderer_name
+from stovetop.named_data import load_data
 from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.renderers.messages import Message
 from stovetop.rl.advantages import compute_advantages
@@ -55,20 +56,9 @@ from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepRe
 @stage(writes="prompts")
 def load_prompts(dataset: str, run: Run, test_size: int = 0, seed: int = 0) -> Split[list[Message]]:
     """Questions, or chats up to the last user message. Rows that have none are left out and counted."""
-    rows = load_rows(dataset)
-    found = [prompt for prompt in map(prompt_from_row, rows) if prompt is not None]
-    if not found:
-        raise InvalidRequest(f"none of the {len(rows)} rows has a prompt: {dataset!r}")
-    prompts = split_rows(found, test_size, seed)
-    left_out = len(rows) - len(found)
-    run.emit(
-        "dataset.load",
-        dataset=dataset,
-        num_train=len(prompts.train),
-        num_test=len(prompts.test),
-        num_without_prompt=left_out,
-    )
-    return prompts
+    loaded = load_data(dataset, prompt_of_row, test_size=test_size, seed=seed, revisions=run.revisions)
+    run.record_data(dataset, loaded)
+    return Split(loaded.train, loaded.test)
 
 
 @stage(writes="teacher_config")
@@ -265,6 +255,7 @@ def build_distillation_dataset(
     train = prompts.train
     if max_prompt_tokens is not None:
         train = [truncated_prompt(prompt, renderer.tokenizer, max_prompt_tokens) for prompt in train]
+    log_epoch("prompts", len(train), batch_size)
     batches = Batches(train, min(batch_size, len(train)), num_epochs=num_epochs, seed=seed)
     return DistillationBatches(batches, batches.num_per_epoch)
 
