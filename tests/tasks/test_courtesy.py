@@ -7,8 +7,7 @@ import pytest
 from stovetop.datasets import load_chats, load_rows
 from stovetop.preference.types import labeled_comparison_from_json
 from stovetop.renderers.messages import get_text_content
-from stovetop.tasks import courtesy
-from stovetop.tasks.comparisons import comparisons_of
+from stovetop.tasks import comparisons, courtesy
 from stovetop.tasks.courtesy import CourtesyRule
 
 
@@ -56,5 +55,6 @@ def test_no_question_is_asked_twice_and_what_is_held_out_is_asked_in_no_chat() -
 
 
 def test_it_is_a_data_set_of_comparisons_by_its_name() -> None:
-    train, test, num_skipped = comparisons_of("sample:courtesy", None, 48).get_labeled_comparisons()
+    loaded = comparisons.load("sample:courtesy", test_size=48)
+    train, test, num_skipped = loaded.train, loaded.test, loaded.num_left_out
     assert (len(train), len(test), num_skipped) == (192, 48, 0)
