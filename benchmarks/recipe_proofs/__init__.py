@@ -95,4 +95,7 @@ PROOFS: dict[str, Proof] = {
     "rlhf:small": Proof("pref:rlhf_small", "win rate against the supervised model, by the rule", WINS, minutes=15),
     "on_policy_distillation:small": Proof("distill:on_policy", "KL to the teacher", KL_HALVES, minutes=15),
     "distill_composite:small": Proof("distill:composite", "KL to both teachers", EACH_KL_HALVES, minutes=15),
+    "rl_basic:small": Proof("rl:rl_basic_small", "accuracy", SOLVES_MORE),
+    "math_rl:small": Proof("rl:math_rl_small", "accuracy", SOLVES_MORE),
+    "guess_number:small": Proof("rl:guess_number_small", "mean reward", PLAYS_BETTER, minutes=15),
 }

@@ -113,6 +113,27 @@ def test_what_a_conditional_stage_writes_is_read_with_a_default_or_under_the_sam
     assert problems(toy().insert_after("add", When(is_even, show))) == []
 
 
+def test_a_condition_on_the_config_alone_has_one_answer_before_and_in_the_loop() -> None:
+    @stage(writes="extra")
+    async def open_extra() -> float:
+        return 0.5
+
+    @stage
+    async def show(extra: float) -> None: ...
+
+    def is_wanted(every: int) -> bool:
+        return every > 1
+
+    def is_planned(every: int, positions: Positions | None = None) -> bool:
+        return every > 1
+
+    without = toy().remove("measure")
+    wanted = without.insert_after("plan", When(is_wanted, open_extra)).insert_after("add", When(is_wanted, show))
+    assert problems(wanted) == []
+    planned = without.insert_after("plan", When(is_planned, open_extra)).insert_after("add", When(is_planned, show))
+    assert "writes only when is_planned" in problems(planned)[0]
+
+
 def test_a_stage_that_changes_a_value_reads_it_too() -> None:
     assert problems(toy().insert_after("draw", double)) == []
 

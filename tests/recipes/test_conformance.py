@@ -73,6 +73,20 @@ ENTRIES: dict[str, Entry] = {
         f"load_named_problems open_grader {SESSION} limit_prompts build_problem_groups batch_problems "
         f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
+    "math_rl": Entry(
+        ("dataset=sample:gsm8k", "test_size=2", "groups_per_batch=2", "group_size=3", "max_tokens=6", "max_steps=3",
+         "learning_rate=0.1", "max_steps_off_policy=1", "save_every=1", "eval_every=2"),
+        {"dataset": "arithmetic", "learning_rate": 1e-5, "lr_schedule": "constant", "groups_per_batch": 100,
+         "group_size": 4, "max_tokens": 5, "temperature": 1.0, "num_substeps": 1, "lora_rank": 32,
+         "loss_fn": "importance_sampling", "kl_penalty_coef": 0.0, "max_steps_off_policy": 0, "eval_every": 20,
+         "save_every": 20, **ADAM},
+        f"load_math_rows open_math_grader {SESSION} limit_prompts build_math_groups batch_problems "
+        f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
+    ),
+    "guess_number": Entry(
+        defaults={"num_numbers": 1024, "max_turns": 10, "group_size": 8, "groups_per_batch": 32, "max_tokens": 64,
+                  "learning_rate": 3e-5, "eval_every": 5, "save_every": 20, "num_games": 0}
+    ),
     "dpo": Entry(
         ("dataset=sample:hhh", "batch_size=2", "max_steps=3", "learning_rate=0.05", "save_every=1", "eval_every=2"),
         {"model_name": "meta-llama/Llama-3.2-1B", "dataset": "hhh", "learning_rate": 1e-5, "lr_schedule": "linear",

@@ -18,7 +18,7 @@ from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, StageFailed
 from stovetop.kitchen import RunConfig, Workflow, stage
 from stovetop.kitchen.run_config import RunConfig as BaseConfig
-from stovetop.recipes import chat_sl, dpo, rl_basic, sl_basic
+from stovetop.recipes import chat_sl, dpo, math_rl, rl_basic, sl_basic
 from stovetop.runs import Run, load
 
 SMALL: dict[str, list[str]] = {
@@ -27,10 +27,19 @@ SMALL: dict[str, list[str]] = {
                 "inline_evals=sample:gsm8k", "max_tokens=6", "infrequent_eval_every=2"],
     "rl_basic": ["dataset=sample:gsm8k", "test_size=2", "groups_per_batch=2", "group_size=3", "max_tokens=6",
                  "learning_rate=0.1", "max_steps_off_policy=1", "eval_every=2"],
+    "math_rl": ["dataset=sample:gsm8k", "test_size=2", "groups_per_batch=2", "group_size=3", "max_tokens=6",
+                "learning_rate=0.1", "max_steps_off_policy=1", "eval_every=2", "kl_penalty_coef=0.1",
+                "compute_post_kl=True"],
     "dpo": ["dataset=sample:hhh", "batch_size=2", "learning_rate=0.05", "eval_every=2"],
 }  # fmt: skip
 COMMON = ["base_url=recording", "model=any/model", "renderer_name=role_colon", "max_steps=3", "save_every=2"]
-MODULES: dict[str, Any] = {"sl_basic": sl_basic, "chat_sl": chat_sl, "rl_basic": rl_basic, "dpo": dpo}
+MODULES: dict[str, Any] = {
+    "sl_basic": sl_basic,
+    "chat_sl": chat_sl,
+    "rl_basic": rl_basic,
+    "math_rl": math_rl,
+    "dpo": dpo,
+}
 RECIPES = [pytest.param(name, id=name) for name in MODULES]
 
 

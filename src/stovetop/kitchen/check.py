@@ -97,7 +97,9 @@ def _default(field: "dataclasses.Field[object]") -> object:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-_When = tuple[Phase, Callable[..., object]] | None  # a condition, which each phase asks anew
+_When = (
+    tuple[Phase | None, Callable[..., object]] | None
+)  # a condition, which each phase asks anew; None: with one answer
 
 
 class _Use(NamedTuple):
@@ -120,7 +122,8 @@ def _table(
 ) -> Iterator[_Use]:
     yield from (_Use("config field", name, "gives", name, annotation) for name, annotation in fields.items())
     yield from (_Use("port", name, "gives", name, _class_of(port)) for name, port in ports.items())
-    yield from _uses(stages, "before")
+    constant = {*fields, *ports}
+    yield from _uses(stages, "before", constant)
     if loop is None:
         return
     depth = {loop.depth: Annotated[int, Whole(0)]} if isinstance(loop.depth, str) else {}
@@ -130,14 +133,18 @@ def _table(
     carried = {name: written.get(name, UNKNOWN) for name in loop.carry}
     for name, annotation in [*fields_of(Position).items(), ("row", Row), *carried.items()]:
         yield _Use("", "the loop", "gives", name, annotation, "loop")
-    yield from _uses(stages, "loop", carried)
+    yield from _uses(stages, "loop", constant, carried)
     yield from (_Use("", "the loop", "gives", name, annotation, "after") for name, annotation in carried.items())
-    yield from _uses(stages, "after")
+    yield from _uses(stages, "after", constant)
 
 
-def _uses(stages: Sequence[Placed], phase: Phase, carried: Container[str] = ()) -> Iterator[_Use]:
+def _uses(stages: Sequence[Placed], phase: Phase, constant: set[str], carried: Container[str] = ()) -> Iterator[_Use]:
+    """`constant` are the names whose values never change: a condition on them alone holds everywhere or nowhere."""
     for stage, condition in [(each.stage, each.condition) for each in stages if each.phase == phase]:
-        when = None if condition is None else (phase, condition.function)
+        when = None
+        if condition is not None:
+            is_constant = constant.issuperset(condition.reads.values())
+            when = (None if is_constant else phase, condition.function)
         if condition is not None:
             yield from _reads("condition", condition, phase)
         yield from _reads("stage", stage, phase, when)

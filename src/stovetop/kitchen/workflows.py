@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.kitchen.edits import as_ppo, as_ready, as_streaming, with_kl_penalty
 from stovetop.kitchen.nodes import Loop, Station, When
 from stovetop.kitchen.stages.distillation import (
     assemble_distillation_batch,
@@ -53,18 +54,14 @@ from stovetop.kitchen.stages.rl import (
     batch_problems,
     build_env_group,
     compute_advantages,
-    kl_penalty,
     limit_prompts,
     load_problems,
     log_rl_metrics,
     make_policy_loss,
-    make_ppo_loss,
     make_rl_evaluators,
-    ppo_update,
     train_step,
 )
 from stovetop.kitchen.stages.rl import evaluates_at_end as rl_evaluates_at_end
-from stovetop.kitchen.stages.rollout_pool import publish_policy, rollout_pool, take_ready
 from stovetop.kitchen.stages.sampling import choose_sampling, do_rollout
 from stovetop.kitchen.stages.session import (
     choose_adapter,
@@ -90,7 +87,6 @@ from stovetop.kitchen.stages.steps import (
     schedule,
     set_epoch,
 )
-from stovetop.kitchen.stages.streaming import choose_streaming, get_minibatches, log_episodes, stream_step
 from stovetop.kitchen.stages.supervised import (
     build_supervised_dataset,
     forward_backward,
@@ -229,38 +225,11 @@ REINFORCEMENT = Workflow(
     register_model,
 )
 
-# Proximal policy optimization: several updates on each batch.
-PPO = REINFORCEMENT.replace("make_policy_loss", make_ppo_loss).replace("train_step", ppo_update).named("ppo")
-
-# Each batch in minibatches, which are played at once and trained on as they come; on-policy.
-STREAMING = (
-    REINFORCEMENT.insert_after("choose_sampling", choose_streaming)
-    .remove("do_rollout")
-    .remove("compute_advantages")
-    .remove("assemble_rl_batch")
-    .replace("train_step", get_minibatches, stream_step, log_episodes)
-    .named("streaming")
-)
-
-# Each batch is what is ready first, up to `max_steps_off_policy` steps ahead of training: for episodes of which some
-# take much longer than others. A resumed run trains on every group once, with other numbers than an uninterrupted one.
-READY = (
-    REINFORCEMENT.replace("initial_policies", rollout_pool)
-    .remove("do_rollout")
-    .remove("compute_advantages")
-    .remove("assemble_rl_batch")
-    .insert_before("schedule", take_ready, compute_advantages, assemble_rl_batch)
-    .replace("freeze_policy", publish_policy)
-    .at_depth(0, carry={})
-    .named("ready")
-)
-
-# A penalty on the distance to the weights that the run began with, or to `reference_model_name`.
-KL_REINFORCEMENT = (
-    REINFORCEMENT.insert_after("init_session", init_reference)
-    .insert_after("assemble_rl_batch", kl_penalty)
-    .named("kl_reinforcement")
-)
+# Edits of it, which recipes make of their own workflows too: see `edits`.
+PPO = as_ppo(REINFORCEMENT)
+STREAMING = as_streaming(REINFORCEMENT)
+READY = as_ready(REINFORCEMENT)
+KL_REINFORCEMENT = with_kl_penalty(REINFORCEMENT)
 
 # The reward of an answer is how often a preference model prefers it to the others of its group.
 PAIRWISE_REINFORCEMENT = (

@@ -18,6 +18,8 @@ RECIPES = {
         "stovetop.recipes.chat_sl", "Supervised fine-tuning on chats by name, solving problems meanwhile"
     ),
     "rl_basic": Recipe("stovetop.recipes.rl_basic", "Reinforcement learning on school mathematics, as a workflow"),
+    "math_rl": Recipe("stovetop.recipes.math_rl", "Reinforcement learning on mathematics, by data set"),
+    "guess_number": Recipe("stovetop.recipes.guess_number", "Reinforcement learning over several turns"),
     "dpo": Recipe("stovetop.recipes.dpo", "Direct preference optimization on pairs of answers, as a workflow"),
     "rlhf": Recipe("stovetop.recipes.rlhf", "A supervised model, a reward model, and the first judged by the second"),
     "on_policy_distillation": Recipe(

@@ -2,8 +2,7 @@ r"""Reinforcement learning with a verifiable reward: problems in, a model that s
 REINFORCEMENT with its own problems: school mathematics, answered in \boxed{}.
 
     stovetop run rl_basic                                                     GSM8K and a model from the hub
-    stovetop run rl_basic model=smollm2 dataset=sample:gsm8k test_size=8 groups_per_batch=4 group_size=4
-                                                                              without a network
+    stovetop run rl_basic:small                                               without a network, in minutes
 
 `rl_loop` shows the same as one flat loop, on-policy: with `answers=exact` both give the same rows and weights.
 `max_steps_off_policy=1` samples the next batch while this one is trained on.
@@ -59,6 +58,7 @@ class Config(RunConfig):
     test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
     test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
     answers: Answers = "boxed"  # boxed: equal as mathematics; exact: equal as text, as in rl_loop
+    few_shot: bool = True  # boxed: each chat begins with a solved example
     model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
     log_path: str = field(default="runs/rl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
@@ -118,6 +118,7 @@ def build_problem_groups(
     grade: Grade | None,
     group_size: int,
     run: Run,
+    few_shot: bool = True,
     max_prompt_tokens: int | None = None,
 ) -> Builders:
     """`group_size` tries at each problem, and one at those held out."""
@@ -125,7 +126,7 @@ def build_problem_groups(
     def groups(rows: list[Row], size: int) -> list[ProblemGroupBuilder]:
         if grade is None:
             return problem_builders(problems_from_rows(rows), renderer, size, max_prompt_tokens=max_prompt_tokens)
-        return math.builders(rows, renderer, size, grade, max_prompt_tokens=max_prompt_tokens)
+        return math.builders(rows, renderer, size, grade, few_shot=few_shot, max_prompt_tokens=max_prompt_tokens)
 
     train, test = groups(problem_rows.train, group_size), groups(problem_rows.test, 1)
     run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
@@ -179,6 +180,28 @@ async def train(config: Config, service: ServiceClient) -> None:
         await WORKFLOW.run(config, service=service, run=run)
         reward = {"reward of a batch": "env/all/reward/total"}
         run.plot("reward", reward, title="Reinforcement learning", y_label="mean reward", running_mean=5)
+
+
+PRESETS = {
+    # Three digits in ascending order, after two examples in the chat; no answer of the test is one in training.
+    "small": Config(
+        dataset="sample:sorted_digits",
+        test_dataset="sample:sorted_digits_test",
+        answers="exact",
+        model_name="smollm2",
+        log_path="runs/rl_basic_small",
+        groups_per_batch=8,
+        group_size=8,
+        max_tokens=8,
+        learning_rate=2e-4,
+        num_epochs=3,
+        max_steps=40,
+        lora_rank=16,
+        train_unembed=False,
+        eval_every=10,
+        save_every=10,
+    ),
+}
 
 
 if __name__ == "__main__":

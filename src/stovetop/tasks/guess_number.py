@@ -6,6 +6,7 @@ The reward is 1 for the guess that hits, -1 for an answer that is no number of t
 Every turn goes on from the one before it, so a game becomes one datum.
 """
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,11 +40,7 @@ class GuessNumberEnv:
     _num_guesses: int = field(init=False, default=0)
 
     async def initial_observation(self) -> Sequence[Message]:
-        rules = (
-            f"I have chosen a whole number from 0 to {self.num_numbers - 1}. Find it in at most {self.max_turns} "
-            "guesses. Say the number of your guess and nothing else; I say whether mine is higher or lower."
-        )
-        self._chat = [Message(role="user", content=rules)]
+        self._chat = [_rules(self.num_numbers, self.max_turns)]
         return list(self._chat)
 
     async def step(self, message: Message) -> MessageStepResult:
@@ -55,8 +52,7 @@ class GuessNumberEnv:
             return self._end(message, HIT_REWARD, StopReason.COMPLETED)
         if self._num_guesses == self.max_turns:
             return self._end(message, 0.0, StopReason.MAX_TURNS)
-        hint = "Mine is higher." if self.number > guess else "Mine is lower."
-        self._chat += [message, Message(role="user", content=hint)]
+        self._chat += [message, _hint(self.number, guess)]
         return MessageStepResult(0.0, episode_done=False, next_messages=list(self._chat))
 
     def _guess(self, text: str) -> int | None:
@@ -74,6 +70,18 @@ class GuessNumberEnv:
         return MessageStepResult(reward, True, [*self._chat, message], metrics, reason)
 
 
+def _rules(num_numbers: int, max_turns: int) -> Message:
+    text = (
+        f"I have chosen a whole number from 0 to {num_numbers - 1}. Find it in at most {max_turns} guesses. Say the "
+        "number of your guess and nothing else; I say whether mine is higher or lower."
+    )
+    return Message(role="user", content=text)
+
+
+def _hint(number: int, guess: int) -> Message:
+    return Message(role="user", content="Mine is higher." if number > guess else "Mine is lower.")
+
+
 @dataclass(frozen=True, slots=True)
 class GuessNumberGroupBuilder(EnvGroupBuilder):
     """The same number several times."""
@@ -83,6 +91,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
     num_envs: int
     num_numbers: int = NUM_NUMBERS
     max_turns: int = MAX_TURNS
+    max_prompt_tokens: int | None = None  # a game whose chat is longer ends; None: no limit
 
     async def make_envs(self) -> Sequence[Env]:
         return [
@@ -90,6 +99,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
                 GuessNumberEnv(self.number, self.num_numbers, self.max_turns),
                 self.renderer,
                 failed_parse_reward=MALFORMED_REWARD,
+                max_trajectory_tokens=None if self.max_prompt_tokens is None else self.max_prompt_tokens + 1,
                 context_overflow_reward=MALFORMED_REWARD,
             )
             for _ in range(self.num_envs)
@@ -102,9 +112,10 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
 # ---- which number is where ---------------------------------------------------------------------------------------
 
 
-def numbers(num_numbers: int = NUM_NUMBERS) -> Split[int]:
-    """Nine tenths to train on, one tenth held out; which is which never changes."""
-    return split_rows(range(num_numbers), int(num_numbers * _TEST_SHARE), _SPLIT_SEED)
+def numbers(num_numbers: int = NUM_NUMBERS, test_size: int | None = None) -> Split[int]:
+    """Nine tenths to train on and one tenth held out, or `test_size` numbers; which is which never changes."""
+    num_held_out = int(num_numbers * _TEST_SHARE) if test_size is None else test_size
+    return split_rows(range(num_numbers), num_held_out, _SPLIT_SEED)
 
 
 def dataset(
@@ -128,3 +139,36 @@ def dataset(
 def held_out_builders(renderer: Renderer, group_size: int = 1) -> list[EnvGroupBuilder]:
     """The held-out numbers."""
     return [GuessNumberGroupBuilder(number, renderer, group_size) for number in numbers().test]
+
+
+# ---- games to learn from -----------------------------------------------------------------------------------------
+
+
+def example_games(
+    hidden: Sequence[int],
+    num_games: int,
+    *,
+    num_numbers: int = NUM_NUMBERS,
+    max_turns: int = MAX_TURNS,
+    attention: float = 1.0,
+    seed: int = 0,
+) -> list[list[Message]]:
+    """Chats of a player who guesses at random: with probability `attention` a number that the hints have left, else any
+    number. They show how the game is played; with little attention, not how it is won."""
+    drawn = random.Random(seed)
+    return [_example_game(drawn.choice(hidden), num_numbers, max_turns, attention, drawn) for _ in range(num_games)]
+
+
+def _example_game(
+    number: int, num_numbers: int, max_turns: int, attention: float, drawn: random.Random
+) -> list[Message]:
+    chat, low, high = [_rules(num_numbers, max_turns)], 0, num_numbers - 1
+    for turn in range(max_turns):
+        attends = drawn.random() < attention
+        guess = drawn.randint(low, high) if attends else drawn.randrange(num_numbers)
+        chat.append(Message(role="assistant", content=str(guess)))
+        if guess == number or turn == max_turns - 1:
+            break
+        chat.append(_hint(number, guess))
+        low, high = (max(low, guess + 1), high) if number > guess else (low, min(high, guess - 1))
+    return chat

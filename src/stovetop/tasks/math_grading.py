@@ -54,6 +54,16 @@ def extract_gsm_answer(text: str) -> str | None:
     return answer.strip().split("\n")[0].strip() if mark and answer.strip() else None
 
 
+def extract_last_number(text: str) -> str | None:
+    """The last whole number of a text, without commas between its digits.
+
+    >>> extract_last_number("7 + 5 = 12.")
+    '12'
+    """
+    numbers = re.findall(r"-?\d+", text.replace(",", ""), re.ASCII)
+    return numbers[-1] if numbers else None
+
+
 # ---- equal as text, or as a number -------------------------------------------------------------------------------
 
 _SYMBOLS = {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "°": "",
@@ -306,6 +316,11 @@ Grade = Callable[[str, str], Verdict]
 def grade_here(given: str, reference: str) -> Verdict:
     """In this process, without a limit of time: for answers that people write, and for notebooks."""
     return _verdict(same_answer(given, reference))
+
+
+def grade_number(given: str, reference: str) -> Verdict:
+    """Of answers that are numbers: equal where that can be said without algebra. It needs no library."""
+    return _verdict(same_text_or_number(given, reference) is True)
 
 
 @dataclass(slots=True)

@@ -227,6 +227,11 @@ def add_episodes(row: Row, rollouts: Rollouts, positions: Positions) -> None:
     row.add(compute_rollout_metrics(rollouts))
 
 
+def is_penalised(kl_penalty_coef: float) -> bool:
+    """Whether the distance to a reference costs anything."""
+    return kl_penalty_coef > 0
+
+
 @stage(writes="data_D")
 async def kl_penalty(
     data_D: list[Datum],
@@ -294,6 +299,11 @@ async def ppo_update(
     entropy = compute_kl_sample_train(data_D, passes[0].logprobs_D)["optim/entropy"]
     run.emit("rl.ppo_update", step=row.step, policy_loss=metrics["loss:sum"], entropy=entropy, num_updates=num_epochs)
     return passes[0].logprobs_D
+
+
+def measures_post_kl(compute_post_kl: bool) -> bool:
+    """Whether that is asked for."""
+    return compute_post_kl
 
 
 @stage

@@ -1,0 +1,220 @@
+"""Reinforcement learning over several turns: the model finds a hidden number by guessing, and learns to use what it is
+told after each guess. Two phases, of which the first is optional: SUPERVISED, on games of a careless player, which show
+how the game is played; and REINFORCEMENT. A game becomes one datum.
+
+    stovetop run guess_number          1024 numbers, ten guesses, and a model from the hub; no games are shown
+    stovetop run guess_number:small    16 numbers, without a network
+
+`rl_loop` shows the heart of the second phase as one flat loop, for games of one turn.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
+from stovetop.datasets import Split
+from stovetop.kitchen import Finished, Phase, RunConfig, run_phases, stage
+from stovetop.kitchen.phases import check_phases
+from stovetop.kitchen.stages.rl import Builders
+from stovetop.kitchen.stages.supervised import Chats
+from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
+from stovetop.recipes.settings import (
+    Count,
+    LearningRate,
+    Positive,
+    Temperature,
+    check_policy_loss,
+    check_rate,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.renderers.base import Renderer
+from stovetop.rl.rollouts import OnRolloutError, Seconds
+from stovetop.rules import Whole, number
+from stovetop.runs import Run
+from stovetop.tasks.guess_number import GuessNumberGroupBuilder, example_games, numbers
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+Attention = Annotated[float, number(at_least=0, at_most=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game(RunConfig):
+    """What both phases have."""
+
+    num_numbers: Annotated[int, Whole(2)] = 1024  # the hidden number is one of 0 to num_numbers - 1
+    test_size: Count = 102  # numbers that are held out; 0: none
+    max_turns: Positive = 10  # guesses in a game
+    model_name: str = "Qwen/Qwen3.5-4B"  # a folder, a fetched model, or a name on the hub
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    lora_rank: Rank = 32  # of the adapter's matrices
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter, the order and the answers
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayConfig(Game):
+    """That of the second phase, and of the whole."""
+
+    log_path: str = field(default="runs/guess_number", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    groups_per_batch: Positive = 32  # numbers a step
+    group_size: Annotated[int, Whole(2)] = 8  # games for each; one alone has no others to be better than
+    max_tokens: Positive = 64  # of a guess
+    temperature: Temperature = 1.0  # of the guesses
+    learning_rate: LearningRate = 3e-5  # constant; auto: derived from the model
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the numbers
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
+    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
+    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
+    num_substeps: Positive = 1  # updates a step, each on a part of the data
+    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
+    remove_constant_reward_groups: bool = False  # they have no gradient
+    eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: never
+
+    def __post_init__(self) -> None:
+        check_all(
+            lambda: check_fields(self),
+            lambda: check_renderer_name(self.renderer_name),
+            lambda: check_policy_loss(self.loss_fn, {}, self.temperature),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(PlayConfig):
+    num_games: Count = 0  # to learn from in the first phase; 0: there is none
+    attention: Attention = 0.25  # how often the player of these games heeds what he was told
+    games_batch_size: Positive = 16  # games a step
+    games_learning_rate: LearningRate = 5e-4  # of the first phase; it falls to 0; auto likewise
+    games_num_epochs: Positive = 1  # passes over the games
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowConfig(Game):
+    """That of the first phase."""
+
+    num_games: Positive
+    attention: Attention
+    batch_size: Positive
+    learning_rate: LearningRate
+    num_epochs: Positive
+
+
+@stage(writes="chats")
+def show_games(
+    num_numbers: int, test_size: int, max_turns: int, num_games: int, attention: float, seed: int, run: Run
+) -> Chats:
+    """Games about numbers that are not held out."""
+    hidden = numbers(num_numbers, test_size).train
+    games = example_games(
+        hidden, num_games, num_numbers=num_numbers, max_turns=max_turns, attention=attention, seed=seed
+    )
+    run.emit("dataset.load", dataset="example games", num_train=len(games), num_test=0)
+    return Split(list(enumerate(games)), [])
+
+
+@stage(writes=("builders", "test_builders"))
+def build_games(
+    num_numbers: int,
+    test_size: int,
+    max_turns: int,
+    renderer: Renderer,
+    group_size: int,
+    run: Run,
+    max_prompt_tokens: int | None = None,
+) -> Builders:
+    """`group_size` games for each number, and four for those held out."""
+    train, test = (
+        [GuessNumberGroupBuilder(hidden, renderer, size, num_numbers, max_turns, max_prompt_tokens) for hidden in part]
+        for part, size in zip(numbers(num_numbers, test_size), (group_size, 4), strict=True)
+    )
+    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
+    return Builders(train, test)
+
+
+def supervised(config: Config, done: Mapping[str, Finished]) -> ShowConfig | None:
+    """Not run where no games are asked for."""
+    if config.num_games == 0:
+        return None
+    return ShowConfig(
+        **{each.name: getattr(config, each.name) for each in fields(Game)},
+        num_games=config.num_games,
+        attention=config.attention,
+        batch_size=config.games_batch_size,
+        learning_rate=config.games_learning_rate,
+        num_epochs=config.games_num_epochs,
+    )
+
+
+def reinforcement(config: Config, done: Mapping[str, Finished]) -> PlayConfig:
+    """From what the games taught, if there were any."""
+    own = PlayConfig(**{each.name: getattr(config, each.name) for each in fields(PlayConfig)})
+    return replace(own, load_checkpoint_path=done["supervised"].state_path) if "supervised" in done else own
+
+
+PHASES = (
+    Phase("supervised", SUPERVISED.replace("load_dataset", show_games), supervised, columns=("train_mean_nll",)),
+    Phase(
+        "reinforcement",
+        REINFORCEMENT.remove("load_problems").replace("build_env_group", build_games),
+        reinforcement,
+        columns=(
+            "env/all/reward/total",
+            "env/all/turns_per_episode",
+            "env/all/malformed",
+            "optim/entropy",
+            "time/step",
+            "test/env/all/reward/total",
+        ),
+    ),
+)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_all(
+        lambda: check_phases(PHASES, config),
+        lambda: numbers(config.num_numbers, config.test_size),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+        lambda: check_rate(config.games_learning_rate, config.model_name),
+    )
+
+
+async def main(config: Config) -> None:
+    options = config.engine_options()
+    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+
+
+PRESETS = {
+    # Of 16 numbers in five guesses. The games that are shown teach how to play, and little of how to win.
+    "small": Config(
+        num_numbers=16,
+        test_size=4,
+        max_turns=5,
+        model_name="smollm2",
+        log_path="runs/guess_number_small",
+        lora_rank=16,
+        train_unembed=False,
+        num_games=128,
+        attention=0.25,
+        groups_per_batch=6,
+        max_tokens=4,
+        learning_rate=1e-4,
+        num_epochs=20,
+        max_steps=40,
+        eval_every=10,
+        save_every=10,
+    ),
+}
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))

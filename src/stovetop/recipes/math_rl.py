@@ -1,0 +1,234 @@
+r"""Reinforcement learning on mathematics: a data set of problems by its name in, a model that solves more of them out.
+The workflow REINFORCEMENT, with a penalty on the distance to the start if `kl_penalty_coef` is above 0.
+
+    stovetop run math_rl                               sums of two numbers up to 100, and a model from the hub
+    stovetop run math_rl dataset=math max_tokens=512   competition mathematics, answered in \boxed{}
+    stovetop run math_rl:small                         without a network, in minutes
+
+`loss_fn=ppo num_substeps=4` makes four clipped updates of a batch, each on a part; `max_steps_off_policy=1` samples the
+next batch while this one is trained on. `kitchen.edits` has more: `as_ppo(WORKFLOW)` passes over each batch several
+times. `rl_loop` shows the heart of it as one flat loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
+from stovetop.client import ServiceClient
+from stovetop.data_record import check_data, revisions_in
+from stovetop.kitchen import RunConfig, When, stage
+from stovetop.kitchen.stages.preference import init_reference
+from stovetop.kitchen.stages.rl import Builders, compute_post_kl, is_penalised, kl_penalty, measures_post_kl
+from stovetop.kitchen.workflows import REINFORCEMENT
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes.settings import (
+    Beta,
+    Count,
+    Epsilon,
+    LearningRate,
+    NotNegative,
+    Positive,
+    Temperature,
+    check_num_steps,
+    check_policy_loss,
+    check_rate,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.renderers.base import Renderer
+from stovetop.rl.process_pool import WorkerPool
+from stovetop.rl.rollouts import OnRolloutError, Seconds
+from stovetop.rules import Whole
+from stovetop.runs import Run, check_opening, open_run
+from stovetop.tasks import math
+from stovetop.tasks.math_grading import Grade, MathGrader, grade_number, prepare_worker
+from stovetop.tasks.math_sets import Answers, MathRows, load_math
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    dataset: str = (
+        "arithmetic"  # or gsm8k, math, polaris, deepmath; FILE.jsonl with "question" and "answer", sample:NAME
+    )
+    test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
+    test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
+    answers: Answers | None = None  # how they are written: boxed or as a number; None: boxed, but for arithmetic
+    few_shot: bool | None = None  # each chat begins with a solved example; None: as is usual for the dataset
+    model_name: str = "Qwen/Qwen3.5-9B"  # a folder, a fetched model, or a name on the hub
+    log_path: str = field(default="runs/math_rl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    groups_per_batch: Positive = 100  # problems a step
+    group_size: Annotated[int, Whole(2)] = 4  # answers to each; one alone has no others to be better than
+    max_tokens: Positive = 5  # of an answer
+    temperature: Temperature = 1.0  # of the answers
+    learning_rate: LearningRate = 1e-5  # before the schedule; auto: derived from the model
+    lr_schedule: LRSchedule = "constant"  # how the rate falls
+    warmup_steps: Count = 0  # in which the rate rises
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
+    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
+    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
+    num_substeps: Positive = 1  # updates a step, each on a part of the data
+    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
+    kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
+    compute_post_kl: bool = False  # measure how far each update went: another pass over its data
+    remove_constant_reward_groups: bool = False  # they have no gradient
+    lora_rank: Rank = 32  # of the adapter's matrices
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter, the order and the answers
+    adam_beta1: Beta = 0.9  # of the mean of gradients
+    adam_beta2: Beta = 0.95  # of the mean of their squares
+    adam_eps: Epsilon = 1e-8  # added to the root of that
+    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
+    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+    def __post_init__(self) -> None:
+        check_all(
+            lambda: check_fields(self),
+            lambda: check_renderer_name(self.renderer_name),
+            lambda: check_policy_loss(self.loss_fn, self.loss_fn_config, self.temperature),
+        )
+
+
+@stage(writes="math_rows")
+def load_math_rows(
+    dataset: str,
+    run: Run,
+    test_dataset: str | None = None,
+    test_size: int = 0,
+    seed: int = 0,
+    answers: Answers | None = None,
+) -> MathRows:
+    """The problems to train on, of a named data set or of a file, and those held out."""
+    found = load_math(dataset, test_dataset, test_size, seed, answers, run.revisions)
+    run.record_data(dataset, found.loaded)
+    return found
+
+
+@stage(writes="grade")
+async def open_math_grader(math_rows: MathRows) -> AsyncIterator[Grade]:
+    """Compares numbers as they are, and all else as mathematics, in processes that end with the workflow."""
+    if math_rows.form == math.NUMBER:
+        yield grade_number
+        return
+    with WorkerPool(2, prepare=prepare_worker) as pool:
+        yield MathGrader(pool).grade
+
+
+@stage(writes=("builders", "test_builders"))
+def build_math_groups(
+    math_rows: MathRows,
+    renderer: Renderer,
+    grade: Grade,
+    group_size: int,
+    run: Run,
+    few_shot: bool | None = None,
+    max_prompt_tokens: int | None = None,
+) -> Builders:
+    """`group_size` tries at each problem, and one at those held out."""
+    shows_example = math_rows.few_shot if few_shot is None else few_shot
+    train, test = (
+        math.builders(
+            rows,
+            renderer,
+            size,
+            grade,
+            form=math_rows.form,
+            few_shot=shows_example,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+        for rows, size in ((math_rows.loaded.train, group_size), (math_rows.loaded.test, 1))
+    )
+    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
+    return Builders(train, test)
+
+
+WORKFLOW = (
+    REINFORCEMENT.replace("load_problems", load_math_rows, open_math_grader)
+    .replace("build_env_group", build_math_groups)
+    .insert_after("init_session", When(is_penalised, init_reference))
+    .insert_after("assemble_rl_batch", When(is_penalised, kl_penalty))
+    .insert_after("freeze_policy", When(measures_post_kl, compute_post_kl))
+)
+COLUMNS = (
+    "env/all/reward/total",
+    "env/all/correct",
+    "env/all/by_group/frac_mixed",
+    "optim/entropy",
+    "kl_policy_base",
+    "lag",
+    "time/step",
+    "test/env/all/correct",
+)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything."""
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: check_problems(config),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
+
+
+def check_problems(config: Config) -> None:
+    """Refuses problems that cannot be had, read or have changed, and a warm-up that is longer than the run on them."""
+    revisions = revisions_in(config.log_path)
+    rows, form, _ = load_math(
+        config.dataset, config.test_dataset, config.test_size, config.seed, config.answers, revisions
+    )
+    check_data(config.log_path, config.dataset, rows.sources, config.behavior_if_exists)
+    for part in (rows.train, rows.test):
+        _ = [math.problem_of_row(row, grade_number, f"row {index}", form) for index, row in enumerate(part)]
+    check_num_steps(len(rows.train), config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
+
+
+async def main(config: Config) -> None:
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    with open_run(config.log_path, config, columns=COLUMNS, **config.run_options()) as run:
+        await WORKFLOW.run(config, service=service, run=run)
+        correct = {"right in a batch": "env/all/correct"}
+        run.plot("accuracy", correct, title="Mathematics", y_label="share of answers", running_mean=5)
+
+
+PRESETS = {
+    # Which of two numbers is larger: at first it talks at length, and rarely says one of the two at once.
+    "small": Config(
+        dataset="sample:compared_numbers",
+        test_size=64,
+        answers="number",
+        few_shot=False,
+        model_name="smollm2",
+        log_path="runs/math_rl_small",
+        groups_per_batch=8,
+        group_size=8,
+        max_tokens=8,
+        learning_rate=2e-4,
+        num_epochs=4,
+        max_steps=40,
+        lora_rank=16,
+        train_unembed=False,
+        eval_every=10,
+        save_every=10,
+    ),
+}
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))
