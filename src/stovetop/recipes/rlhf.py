@@ -196,21 +196,22 @@ async def main(config: Config) -> None:
 PRESETS = {
     "small": Config(
         model_name="smollm2",
+        dtype="bfloat16",
         log_path="runs/rlhf_small",
         sft_dataset="sample:courtesy_chats",
         dataset="sample:courtesy",
         test_size=48,
         rl_test_size=48,
         lora_rank=16,
-        batch_size=16,
-        sft_learning_rate=1e-3,
-        sft_num_epochs=3,
-        rm_learning_rate=1e-3,
+        batch_size=4,
+        sft_learning_rate=5e-4,
+        sft_num_epochs=2,
+        rm_learning_rate=5e-4,
         rm_num_epochs=2,
         rl_learning_rate=5e-4,
         groups_per_batch=8,
         max_tokens=24,
-        eval_every=10,
+        eval_every=200,
     )
 }  # of two right answers the more courteous one is better
 
