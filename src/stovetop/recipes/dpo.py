@@ -2,7 +2,7 @@
 model that prefers as they do out. The workflow PREFERENCE with its own data, and with held-out pairs measured.
 
     stovetop run dpo                                                    helpful and harmless, and a model from the hub
-    stovetop run dpo model=smollm2 dataset=sample:hhh batch_size=2      without a network
+    stovetop run dpo:small                                              without a network: the more courteous answer
 
 `tests/kitchen/test_preference.py` has the same as one flat loop. `dataset=sample:helpsteer3` and `sample:ultrafeedback`
 have the other two forms of rows. A resumed run keeps the reference that it began with.

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.checks import check_all, collecting
-from stovetop.data_record import check_data
+from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
 from stovetop.kitchen.phases import plan_phases
 from stovetop.kitchen.workflows import PAIRWISE_REINFORCEMENT, REWARD_MODEL
@@ -165,7 +165,7 @@ def check(config: Config) -> None:
     def check_comparisons() -> None:
         for own in others:
             if isinstance(own, sl_basic.Config | PolicyConfig):
-                loaded = data.load(own.dataset, own.test_dataset, own.test_size)
+                loaded = data.load(own.dataset, own.test_dataset, own.test_size, revisions=revisions_in(own.log_path))
                 check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
 
     with collecting() as problem:
