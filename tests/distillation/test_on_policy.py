@@ -16,7 +16,8 @@ from stovetop.renderers.messages import Message
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.data_processing import remove_constant_reward_groups, without_mask
-from stovetop.rl.rollouts import MinViableGroup, SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import MinViableGroup, do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import Env, EnvGroupBuilder, Trajectory, TrajectoryGroup, Transition
 from stovetop.types import AdamParams, Datum, ModelInput
 

@@ -36,7 +36,8 @@ from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
-from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import RetryOnFailure, do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.steps import train_step
 from stovetop.runs import load, open_run
 from stovetop.types import AdamParams

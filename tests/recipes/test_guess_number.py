@@ -86,11 +86,8 @@ def test_a_run_that_is_interrupted_in_either_phase_goes_on_in_it(
         patched.setattr(guess_number, "PHASES", phases)
         assert main(words) == 1
     assert main(words) == 0
-    (shown, played), (of_whole, played_whole) = own(tmp_path / "run").values(), own(trained).values()
-    assert shown == of_whole
-    assert [row["step"] for row in played] == [row["step"] for row in played_whole]
-    assert played[0] == played_whole[0]
-    assert weights(tmp_path / "run" / "1_supervised") == weights(trained / "1_supervised") != []
+    assert own(tmp_path / "run") == own(trained)
+    assert weights(tmp_path / "run") == weights(trained) != []
 
 
 # ---- the games that are shown ----------------------------------------------------------------------------------------

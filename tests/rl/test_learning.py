@@ -15,7 +15,8 @@ from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.completers import StopCondition
 from stovetop.rl.advantages import CENTRED, GAE, Centred, Estimator, LeaveOneOut, Standardised
-from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.steps import KLPenalty, ppo_update, prepare_minibatch, train_step
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Observation, StepResult
 from stovetop.types import ModelInput

@@ -15,7 +15,8 @@ from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.metrics import compute_kl_sample_train
 from stovetop.rl.problem_env import ProblemEnv, ProblemGroupBuilder, answer_builders
-from stovetop.rl.rollouts import SamplingPolicy, do_group_rollout, do_rollouts
+from stovetop.rl.rollouts import do_group_rollout, do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.types import AdamParams
 
 RENDERER = ChatTemplateRenderer(ByteTokenizer())

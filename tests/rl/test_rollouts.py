@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,11 +21,11 @@ from stovetop.rl.rollouts import (
     FailFast,
     MinViableGroup,
     RetryOnFailure,
-    SamplingPolicy,
     do_group_rollout,
     do_rollouts,
     do_single_rollout,
 )
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import Action, Env, Observation, StepResult
 from stovetop.types import ModelInput
 from virtual_time import run
@@ -88,6 +88,31 @@ def test_the_answers_of_a_policy_depend_on_how_many_were_asked_for_and_not_on_ho
 
         assert asyncio.run(answers_of(2, 1)) == asyncio.run(answers_of(1, 1, 1))
         assert asyncio.run(answers_of(2, 1)) != asyncio.run(answers_of(1, 1))
+
+
+class Forgetful(CountingEnv):
+    """Shows the same at every turn."""
+
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        self.shown = [self.seat]
+        return replace(result, next_observation=ModelInput.from_ints(self.shown))
+
+
+def test_the_later_answers_of_a_rollout_do_not_depend_on_how_long_the_others_take(tmp_path: Path):
+    with recording.open_service(tmp_path) as service:
+        client = service.create_sampling_client(base_model="any/name").result()
+
+        def answers_G_T(*waits_s: float) -> list[list[Sequence[int]]]:
+            seats = [Forgetful(1, num_turns=3, waits_s=wait_s) for wait_s in waits_s]
+            policy = SamplingPolicy(client, max_tokens=30, seed=0)
+            group = asyncio.run(do_group_rollout(Table(lambda seat: seats[seat], len(seats)), policy))
+            return [[turn.ac.tokens for turn in trajectory.transitions] for trajectory in group.trajectories_G]
+
+        together_G_T = answers_G_T(0, 0, 0)
+        assert answers_G_T(0, 0.02, 0.04) == together_G_T
+        assert answers_G_T(0.04, 0.02, 0) == together_G_T
+    assert len({tuple(answer) for answers_T in together_G_T for answer in answers_T}) == 9
 
 
 def test_a_policy_gives_no_more_tokens_than_a_call_asks_for_and_passes_on_the_stop_condition(tmp_path: Path):

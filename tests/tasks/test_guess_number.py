@@ -14,7 +14,8 @@ from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, trajectory_to_data, without_mask
 from stovetop.rl.metrics import compute_trajectory_metrics
-from stovetop.rl.rollouts import SamplingPolicy, do_group_rollout, do_rollouts
+from stovetop.rl.rollouts import do_group_rollout, do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import StopReason, TrajectoryGroup
 from stovetop.supervised.data import conversation_to_datum
 from stovetop.tasks.guess_number import (

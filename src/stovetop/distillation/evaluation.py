@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from stovetop.client import SamplingClient
 from stovetop.distillation.on_policy import assemble_sourced_data, incorporate_teacher_kl
 from stovetop.rl.advantages import compute_advantages
-from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import RetryOnFailure, do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import EnvGroupBuilder
 
 

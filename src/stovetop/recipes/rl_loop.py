@@ -44,7 +44,8 @@ from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import compute_rollout_metrics, compute_update_metrics, rl_step_fields
 from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problem_of_row
-from stovetop.rl.rollouts import RetryOnFailure, SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import RetryOnFailure, do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.steps import judge_groups
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run

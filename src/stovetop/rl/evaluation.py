@@ -11,7 +11,8 @@ from stovetop.checks import take
 from stovetop.client import SamplingClient
 from stovetop.rl.display import trajectories_page
 from stovetop.rl.metrics import compute_trajectory_metrics
-from stovetop.rl.rollouts import SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
 from stovetop.rules import Whole
 from stovetop.types import SamplingParams

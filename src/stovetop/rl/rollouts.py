@@ -5,7 +5,6 @@ Shape suffixes: `P` problems, `G` members of a group.
 """
 
 import asyncio
-import hashlib
 import logging
 import math
 from collections import Counter
@@ -15,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeVar, assert_never, get_args
 
 from stovetop.checks import check
-from stovetop.client import SamplingClient
-from stovetop.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from stovetop.completers import TokenCompleter
 from stovetop.concurrency import map_together, together
 from stovetop.errors import EnvError, GradeError, InvalidRequest, RequestFailedError, ServiceClosed, UnknownName
-from stovetop.futures import APIFuture
 from stovetop.rl.limits import NO_LIMITS, Played, RolloutLimits, TerminationRewardPolicy
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import (
     Env,
     EnvGroupBuilder,
@@ -33,65 +31,11 @@ from stovetop.rl.types import (
 )
 from stovetop.rules import Whole, number
 from stovetop.tracking.waiting import waiting_for
-from stovetop.types import ModelInput, SampleResponse, SamplingParams
+from stovetop.types import ModelInput
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-# ---- the policy --------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Request:
-    num_samples: int = 0
-    response: APIFuture[SampleResponse] | None = None  # None: others may join
-
-
-class SamplingPolicy:
-    """A TokenCompleter that samples for many rollouts at once. Calls for the same prompt that are made together become
-    one request for several samples, so that a model computes the prompt of a group once.
-
-    With a seed, answers depend on it, on the prompt, and on how many answers to that prompt were asked for before.
-    """
-
-    def __init__(
-        self, sampling_client: SamplingClient, max_tokens: int, temperature: float = 1.0, seed: int | None = None
-    ) -> None:
-        # What is wrong with these is refused here, not as one failed rollout after another.
-        SamplingParams(max_tokens, seed, temperature=temperature)
-        self._client = sampling_client
-        self._max_tokens = max_tokens
-        self._temperature = temperature
-        self._seed = seed
-        # Requests that can still be joined, by prompt, stop condition and budget.
-        self._open: dict[tuple[ModelInput, tuple[str | int, ...], int], _Request] = {}
-        self._num_asked: Counter[ModelInput] = Counter()
-
-    async def __call__(
-        self, model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
-    ) -> TokensWithLogprobs:
-        budget = self._max_tokens if max_tokens is None else min(self._max_tokens, max_tokens)
-        key = (model_input, tuple(stop), budget)
-        request = self._open.setdefault(key, _Request())
-        index = request.num_samples
-        request.num_samples += 1
-        await asyncio.sleep(0)  # every rollout that is ready now gets here before the first goes on
-        if request.response is None:
-            self._open.pop(key, None)
-            params = SamplingParams(budget, self._next_seed(model_input, request.num_samples), stop, self._temperature)
-            request.response = self._client.sample(model_input, request.num_samples, params)
-        sequence = (await request.response).sequences[index]
-        return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
-
-    def _next_seed(self, prompt: ModelInput, num_samples: int) -> int | None:
-        num_before = self._num_asked[prompt]
-        self._num_asked[prompt] += num_samples
-        if self._seed is None:
-            return None
-        digest = hashlib.sha256(repr((self._seed, num_before, prompt)).encode()).digest()
-        return int.from_bytes(digest[:8]) >> 1  # 63 bits
 
 
 # ---- what to do about failures -----------------------------------------------------------------------------------
@@ -168,6 +112,8 @@ async def do_single_rollout(
     """Plays until the environment says it is done, or a limit is reached. What the environment raises becomes an
     EnvError that begins with `name` and says where it happened; what the policy raises stays as it is."""
     episode = _Episode(f"{name}: {type(env).__name__}")
+    if isinstance(policy, SamplingPolicy):
+        policy = policy.of_one_rollout()
     stop_reason = await _or_none_in(limits.rollout_timeout_s, _play(policy, env, episode, limits))
     if stop_reason is None:
         stop_reason = StopReason.ROLLOUT_TIMEOUT

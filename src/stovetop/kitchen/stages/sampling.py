@@ -17,10 +17,10 @@ from stovetop.rl.rollouts import (
     OnRolloutError,
     RetryOnFailure,
     Rollouts,
-    SamplingPolicy,
     do_rollouts,
     error_policy,
 )
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import RLDataset
 from stovetop.runs import Run
 

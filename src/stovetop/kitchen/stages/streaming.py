@@ -21,7 +21,8 @@ from stovetop.rl.advantages import CENTRED, Estimator, compute_advantages
 from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.metrics import dict_mean
 from stovetop.rl.rollout_pool import join_rollouts
-from stovetop.rl.rollouts import ErrorPolicy, Rollouts, SamplingPolicy, do_rollouts
+from stovetop.rl.rollouts import ErrorPolicy, Rollouts, do_rollouts
+from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.steps import split_list
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
 from stovetop.rules import Whole
