@@ -18,6 +18,7 @@ from stovetop.cli.loading import load_recipe, phases_of, presets_of, workflow_of
 from stovetop.client import ServiceClient
 from stovetop.kitchen.phases import plan_phases
 from stovetop.kitchen.run_config import RunConfig
+from stovetop.recipes import RECIPES
 from stovetop.run_folder import is_run
 from stovetop.runs import Run, StoredConfig, load
 from stovetop.tracking.configs import class_path, config_to_dict
@@ -84,8 +85,15 @@ ENTRIES: dict[str, Entry] = {
         f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
     "guess_number": Entry(
-        defaults={"num_numbers": 1024, "max_turns": 10, "group_size": 8, "groups_per_batch": 32, "max_tokens": 64,
-                  "learning_rate": 3e-5, "eval_every": 5, "save_every": 20, "num_games": 0}
+        ("num_numbers=8", "test_size=2", "max_tokens=8", "num_games=8", "games_learning_rate=0.1",
+         "groups_per_batch=2", "group_size=3", "learning_rate=0.1", "max_steps=3", "save_every=1", "eval_every=2"),
+        {"num_numbers": 1024, "max_turns": 10, "group_size": 8, "groups_per_batch": 32, "max_tokens": 64,
+                  "learning_rate": 3e-5, "eval_every": 5, "save_every": 20, "num_games": 0},
+        f"show_games {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch schedule "
+        "forward_backward optim_step await_forward_backward await_optim_step log_step_metrics log_step "
+        f"log_epoch_metrics save_final_weights register_model / {SESSION} limit_prompts build_games batch_problems "
+        f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP.removesuffix(END)}"
+        f"log_epoch_metrics {END}",
     ),
     "dpo": Entry(
         ("dataset=sample:hhh", "batch_size=2", "max_steps=3", "learning_rate=0.05", "save_every=1", "eval_every=2"),
@@ -147,6 +155,10 @@ def configs_of(name: str) -> dict[str, Any]:
     """The config of the recipe and those of its presets, by what `stovetop run` calls them."""
     recipe = load_recipe(name)
     return {name: recipe.Config()} | {f"{name}:{preset}": config for preset, config in presets_of(recipe).items()}
+
+
+def test_every_recipe_is_tested_here() -> None:
+    assert set(ENTRIES) == set(RECIPES)
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------------
