@@ -16,6 +16,7 @@ NAMED = {
     "num_test_problems": 7,
     "renderer_name": "role_colon",
     "loss_fn": "ppo",
+    "answer_pattern": "(other)",
     "loss_fn_config": {"clip_low_threshold": 0.25},
 }
 

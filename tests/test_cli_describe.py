@@ -42,18 +42,18 @@ def test_a_workflow_by_itself_says_what_its_config_needs(name: str, capsys: pyte
     inputs = {each["name"]: each for each in described["inputs"]}
     assert inputs["learning_rate"] == {
         "name": "learning_rate",
-        "type": "float",
+        "type": "float | Literal['auto']",
         "default": "",
         "read_by": ["make_optimizer"],
     }
     assert inputs["lora_rank"]["default"] == "32"
-    assert inputs["model_name"]["read_by"] == ["choose_adapter"]
+    assert inputs["model_name"]["read_by"] == ["choose_adapter", "make_optimizer"]
     assert {"service", "run"} == set(described["ports"])
     needed = {name for name, each in inputs.items() if each["default"] == ""}
     assert not {"data_D", "training_client", "row", "step", "policy", "service", "run"} & needed
     assert main(["describe", name.replace("_", "-")]) == 0
     said = capsys.readouterr().out
-    assert "  learning_rate: float\n      read by make_optimizer\n" in said
+    assert "  learning_rate: float | Literal['auto']\n      read by make_optimizer\n" in said
     assert "  lora_rank: int = 32\n" in said
 
 

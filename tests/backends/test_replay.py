@@ -66,7 +66,7 @@ def test_ops_of_a_run_with_custom_losses_give_the_same_bits_again(kind: str, tmp
                 client.forward_backward([datum(OTHER_TOKENS)], "cross_entropy")
                 loss = fails if index == 2 else (total, mean)[index % 2]
                 futures.append(client.forward_backward_custom([datum(), datum(OTHER_TOKENS)], loss))
-                client.optim_step(AdamParams(learning_rate=0.01))
+                futures.append(client.optim_step(AdamParams(learning_rate=0.01)))
         with held(clients[0]) as (_, cancelled):
             cancelled.cancel()
             futures.append(clients[0].forward_backward([datum()], "cross_entropy"))

@@ -10,7 +10,8 @@ import io
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from stovetop.checks import Problems, collecting
 from stovetop.cli.loading import RecipeModule
@@ -287,7 +288,7 @@ def _type_text(hint: Any) -> str:
     """A type without what is said of its values."""
     if get_origin(hint) is Annotated:
         return _type_text(get_args(hint)[0])
-    if type(None) in get_args(hint):
+    if get_origin(hint) in (Union, UnionType):
         return " | ".join("None" if each is type(None) else _type_text(each) for each in get_args(hint))
     return hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else inspect.formatannotation(hint)
 

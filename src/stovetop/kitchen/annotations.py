@@ -45,7 +45,12 @@ def fits(given: object, wanted: object, *, exactly: bool = False) -> bool:
 
 def shown(annotation: object) -> str:
     """As one would write it, without modules and rules: list[Datum]."""
-    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(annotation) is Annotated:
+        return shown(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(map(shown, get_args(annotation)))
+    if annotation is types.NoneType:
+        return "None"
     return re.sub(r"(?:[\w<>]+\.)+(\w+)", r"\1", inspect.formatannotation(annotation))
 
 

@@ -53,9 +53,7 @@ from stovetop.types import Rank, Seed
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
-    dataset: str = (
-        "arithmetic"  # or gsm8k, math, polaris, deepmath; FILE.jsonl with "question" and "answer", sample:NAME
-    )
+    dataset: str = "arithmetic"  # or gsm8k, math, polaris, deepmath; sample:NAME; FILE.jsonl of questions and answers
     test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
     test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
     answers: Answers | None = None  # how they are written: boxed or as a number; None: boxed, but for arithmetic
