@@ -106,12 +106,14 @@ async def save_final_weights(
 
 @stage
 def register_model(run: Run, adapter: Adapter, start: Start, final_checkpoint: CheckpointRecord | None = None) -> None:
-    """Adds the final weights to the run's models.jsonl; those of a run that is complete, if it was killed before."""
+    """Adds the final weights to the run's models.jsonl, once, wherever the run is moved to; those of a run that is
+    complete, if it was killed before."""
     record = final_checkpoint or start.record
     if record is None or record.final is not True or record.sampler_path is None:
         return
     row = {"name": run.path.name, "base_model": adapter.model_name, "path": record.sampler_path}
-    if row not in read_rows(run.path / MODELS_FILE):
+    within = record.sampler_path.removeprefix(str(run.path))
+    if not any(str(each.get("path")).endswith(within) for each in read_rows(run.path / MODELS_FILE)):
         append_row(run.path / MODELS_FILE, row)
     events = () if final_checkpoint else ((event.name, event.step) for event in load(run.path).events)
     if (REGISTERED, record.batch) not in events:
