@@ -6,8 +6,8 @@ A recipe gets it with one call, and the run keeps what was read, so that data th
     run.record_data(config.dataset, loaded)                                                   # runs.py
     loaded.train, loaded.test
 
-`tasks/` has a table for each kind (`chats`, `comparisons`, `problems`, `prompts`, `code`), with a `load` like this one and
-a stage that does both. No data set is named here: a table says where its rows lie, and what a row comes to.
+`tasks/` has a table for each kind (`chats`, `comparisons`, `problems`, `prompts`, `code`), with a `load` like this one
+and a stage that does both. No data set is named here: a table says where its rows lie, and what a row comes to.
 """
 
 from collections import Counter
