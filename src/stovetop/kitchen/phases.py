@@ -122,9 +122,8 @@ class Phase(Generic[ConfigT]):
 
 def config_from(whole: RunConfig, kind: type[OwnT], **own: Any) -> OwnT:
     """For `config_of`: the config of a phase that has the fields of this name of the whole, but for its own."""
-    names = {field.name for field in fields(whole)}
-    shared: dict[str, Any] = {field.name: getattr(whole, field.name) for field in fields(kind) if field.name in names}
-    return kind(**(shared | own))
+    names = ({field.name for field in fields(kind)} - own.keys()) & {field.name for field in fields(whole)}
+    return kind(**{name: getattr(whole, name) for name in names}, **own)
 
 
 def _left_in(folder: Path, file: str | None) -> Mapping[str, str] | None:

@@ -10,7 +10,7 @@ how the game is played; and REINFORCEMENT. A game becomes one datum.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
@@ -18,7 +18,7 @@ from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
 from stovetop.datasets import Split
 from stovetop.kitchen import Finished, Phase, RunConfig, run_phases, stage
-from stovetop.kitchen.phases import check_phases
+from stovetop.kitchen.phases import check_phases, config_from
 from stovetop.kitchen.stages.rl import Builders
 from stovetop.kitchen.stages.supervised import Chats
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
@@ -143,10 +143,9 @@ def supervised(config: Config, done: Mapping[str, Finished]) -> ShowConfig | Non
     """Not run where no games are asked for."""
     if config.num_games == 0:
         return None
-    return ShowConfig(
-        **{each.name: getattr(config, each.name) for each in fields(Game)},
-        num_games=config.num_games,
-        attention=config.attention,
+    return config_from(
+        config,
+        ShowConfig,
         batch_size=config.games_batch_size,
         learning_rate=config.games_learning_rate,
         num_epochs=config.games_num_epochs,
@@ -155,8 +154,8 @@ def supervised(config: Config, done: Mapping[str, Finished]) -> ShowConfig | Non
 
 def reinforcement(config: Config, done: Mapping[str, Finished]) -> PlayConfig:
     """From what the games taught, if there were any."""
-    own = PlayConfig(**{each.name: getattr(config, each.name) for each in fields(PlayConfig)})
-    return replace(own, load_checkpoint_path=done["supervised"].state_path) if "supervised" in done else own
+    taught = {"load_checkpoint_path": done["supervised"].state_path} if "supervised" in done else {}
+    return config_from(config, PlayConfig, **taught)
 
 
 PHASES = (

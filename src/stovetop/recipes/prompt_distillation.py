@@ -11,8 +11,8 @@ alone. The published task is to say in which language a text is, by a page of ru
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import stovetop
 from stovetop.checks import check as check_fields
@@ -20,6 +20,7 @@ from stovetop.checks import check_all
 from stovetop.datasets import load_chats, split_rows
 from stovetop.distillation.prompted import compile_answer_pattern
 from stovetop.kitchen import Finished, Phase, RunConfig, Workflow, run_phases, stage
+from stovetop.kitchen.phases import config_from
 from stovetop.kitchen.stages.prompted import (
     CHATS_FILE,
     init_prompted_teacher,
@@ -106,7 +107,7 @@ def load_prompt(prompt: str) -> list[Message]:
 
 def answers(config: Config, done: Mapping[str, Finished]) -> AnswersConfig | None:
     """Answers with the prompt, where there is no file of them."""
-    return None if config.file_path is not None else AnswersConfig(**_shared(config, AnswersConfig))
+    return None if config.file_path is not None else config_from(config, AnswersConfig)
 
 
 # ---- without it ------------------------------------------------------------------------------------------------------
@@ -116,15 +117,7 @@ def student(config: Config, done: Mapping[str, Finished]) -> sl_basic.Config | N
     """Learns the answers."""
     if not config.run_training:
         return None
-    shared = _shared(config, sl_basic.Config)
-    shared["dataset"] = config.file_path or done["answers"].file
-    return sl_basic.Config(**shared)
-
-
-def _shared(config: Config, other: type[RunConfig]) -> dict[str, Any]:
-    """The fields that the other config has too."""
-    names = {each.name for each in fields(other)}
-    return {each.name: getattr(config, each.name) for each in fields(config) if each.name in names}
+    return config_from(config, sl_basic.Config, dataset=config.file_path or done["answers"].file)
 
 
 PHASES = (
