@@ -145,6 +145,35 @@ def load_data(
     )
 
 
+@dataclass(frozen=True)
+class Table(Generic[T]):
+    """The data sets of one kind: `load` is what `tasks/` has for each."""
+
+    read: Callable[[Row, str], T | LeftOut]  # a row of a user's own, and its place
+    named: Mapping[str, Published[T]]
+    half_at_most: bool = False  # of the rows are held out
+
+    def load(
+        self,
+        dataset: str,
+        test_dataset: str | None = None,
+        test_size: int = 0,
+        seed: int = 0,
+        revisions: Mapping[str, str] | None = None,
+    ) -> Loaded[T]:
+        """What a config names, to train on and held out: see `load_data`."""
+        return load_data(
+            dataset,
+            self.read,
+            self.named,
+            test_dataset=test_dataset,
+            test_size=test_size,
+            seed=seed,
+            half_at_most=self.half_at_most,
+            revisions=revisions,
+        )
+
+
 _Read = tuple[int, T | LeftOut]  # what a row came to, and its index in its source
 
 

@@ -3,38 +3,18 @@ What else a config can name, and several at once, is said in `named_data.load_da
 which the package ships, have rows of the same form: a few, for tests and demonstrations.
 """
 
-from collections.abc import Mapping
 from typing import cast
 
 from stovetop.datasets import Row, Split, chat_of_row
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen.stage import stage
-from stovetop.named_data import LeftOut, Loaded, Published, PublishedRows, load_data
+from stovetop.named_data import LeftOut, Published, PublishedRows, Table
 from stovetop.renderers.messages import Message, Role, messages_from_json
 from stovetop.runs import Run
 
 PlacedChat = tuple[int, list[Message]]  # a chat, and its index in its source
 
 _SENDERS: dict[object, Role] = {"system": "system", "human": "user", "gpt": "assistant", "assistant": "assistant"}
-
-
-def load(
-    dataset: str,
-    test_dataset: str | None = None,
-    test_size: int = 0,
-    seed: int = 0,
-    revisions: Mapping[str, str] | None = None,
-) -> Loaded[list[Message]]:
-    """The chats that a config names, to train on and held out; see `named_data.load_data`."""
-    return load_data(
-        dataset,
-        chat_of_row,
-        CHATS,
-        test_dataset=test_dataset,
-        test_size=test_size,
-        seed=seed,
-        revisions=revisions,
-    )
 
 
 @stage(writes="chats")
@@ -110,3 +90,6 @@ CHATS: dict[str, Published[list[Message]]] = {
         schema="cards of copies of the data set, and programs that read it: difficulty, source, domain, conversations",
     ),
 }
+
+# The chats that a config names, to train on and held out.
+load = Table(chat_of_row, CHATS).load

@@ -4,13 +4,12 @@ and demonstrations. Nothing runs a program here.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from stovetop.datasets import Row
 from stovetop.errors import InvalidRequest
-from stovetop.named_data import LeftOut, Loaded, Published, PublishedRows, load_data
+from stovetop.named_data import LeftOut, Published, PublishedRows, Table
 
 TestKind = Literal["stdin_stdout", "functional"]
 
@@ -44,26 +43,6 @@ class CodeProblem:
     question: str
     tests: tuple[CodeTest, ...]
     starter_code: str | None = None  # that the program has to begin with
-
-
-def load(
-    dataset: str,
-    test_dataset: str | None = None,
-    test_size: int = 0,
-    seed: int = 0,
-    revisions: Mapping[str, str] | None = None,
-) -> Loaded[CodeProblem]:
-    """The problems that a config names, to train on and held out; see `named_data.load_data`. Rows of your own have the
-    form of DeepCoder's."""
-    return load_data(
-        dataset,
-        _problem_of_row,
-        CODE,
-        test_dataset=test_dataset,
-        test_size=test_size,
-        seed=seed,
-        revisions=revisions,
-    )
 
 
 def _problem_of_row(row: Row, place: str) -> CodeProblem | LeftOut:
@@ -159,3 +138,6 @@ CODE: dict[str, Published[CodeProblem]] = {
         schema="its files on the hub, cards of copies, programs that read it: problem, tests, starter_code, metadata",
     ),
 }
+
+# The problems that a config names, to train on and held out. Rows of your own have the form of DeepCoder's.
+load = Table(_problem_of_row, CODE).load

@@ -4,11 +4,11 @@ the package ships, have rows of the same form: a few, for tests and demonstratio
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stovetop.datasets import Row
 from stovetop.kitchen.stage import stage
-from stovetop.named_data import LeftOut, Loaded, Published, PublishedRows, load_data
+from stovetop.named_data import LeftOut, Published, PublishedRows, Table
 from stovetop.preference.datasets import LabeledComparisons
 from stovetop.preference.types import Comparison, Label, LabeledComparison, labeled_comparison_from_json
 from stovetop.renderers.messages import Message, Role
@@ -16,27 +16,6 @@ from stovetop.runs import Run
 
 _TURN = re.compile(r"\n\n(Human|Assistant): ?")
 _ROLES: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
-
-
-def load(
-    dataset: str,
-    test_dataset: str | None = None,
-    test_size: int = 0,
-    seed: int = 0,
-    revisions: Mapping[str, str] | None = None,
-) -> Loaded[LabeledComparison]:
-    """The comparisons that a config names, to train on and held out, of these at most half; see `named_data.load_data`.
-    Rows of your own are as `types.labeled_comparison_from_json` reads them: `prompt`, `chosen` and `rejected`."""
-    return load_data(
-        dataset,
-        labeled_comparison_from_json,
-        COMPARISONS,
-        test_dataset=test_dataset,
-        test_size=test_size,
-        seed=seed,
-        half_at_most=True,
-        revisions=revisions,
-    )
 
 
 @stage(writes="comparisons")
@@ -145,3 +124,7 @@ COMPARISONS: dict[str, Published[LabeledComparison]] = {
         "rejected_response and more",
     ),
 }
+
+# The comparisons that a config names, to train on and held out, of these at most half. Rows of your own have `prompt`,
+# `chosen` and `rejected`.
+load = Table(labeled_comparison_from_json, COMPARISONS, half_at_most=True).load

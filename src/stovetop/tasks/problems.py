@@ -6,33 +6,13 @@ A problem is a row of `question` and `answer`, the final one: what `tasks/math.p
 `rl.problem_env` word for word.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from stovetop.datasets import Row, Split
 from stovetop.kitchen.stage import stage
-from stovetop.named_data import LeftOut, Loaded, Published, PublishedRows, load_data
+from stovetop.named_data import LeftOut, Published, PublishedRows, Table
 from stovetop.runs import Run
 from stovetop.tasks.math_grading import extract_boxed, extract_gsm_answer
-
-
-def load(
-    dataset: str,
-    test_dataset: str | None = None,
-    test_size: int = 0,
-    seed: int = 0,
-    revisions: Mapping[str, str] | None = None,
-) -> Loaded[Row]:
-    """The problems that a config names, to train on and held out; see `named_data.load_data`. Rows of your own stay as
-    they are."""
-    return load_data(
-        dataset,
-        _as_it_is,
-        PROBLEMS,
-        test_dataset=test_dataset,
-        test_size=test_size,
-        seed=seed,
-        revisions=revisions,
-    )
 
 
 @stage(writes="problem_rows")
@@ -133,3 +113,6 @@ PROBLEMS: dict[str, Published[Row]] = {
         "topic, r1_solution_1 to 3",
     ),
 }
+
+# The problems that a config names, to train on and held out. Rows of your own stay as they are.
+load = Table(_as_it_is, PROBLEMS).load

@@ -3,35 +3,14 @@ name, and several at once, is said in `named_data.load_data`. `sample:deepmath` 
 ships, have rows of the same form: a few, for tests and demonstrations.
 """
 
-from collections.abc import Mapping
-
 from stovetop.datasets import Row, Split
 from stovetop.distillation.datasets import prompt_of_row
 from stovetop.kitchen.stage import stage
-from stovetop.named_data import LeftOut, Loaded, Published, load_data
+from stovetop.named_data import LeftOut, Published, Table
 from stovetop.renderers.messages import Message
 from stovetop.runs import Run
 from stovetop.tasks.chats import CHATS
 from stovetop.tasks.problems import PROBLEMS
-
-
-def load(
-    dataset: str,
-    test_dataset: str | None = None,
-    test_size: int = 0,
-    seed: int = 0,
-    revisions: Mapping[str, str] | None = None,
-) -> Loaded[list[Message]]:
-    """The prompts that a config names, to train on and held out; see `named_data.load_data`."""
-    return load_data(
-        dataset,
-        prompt_of_row,
-        PROMPTS,
-        test_dataset=test_dataset,
-        test_size=test_size,
-        seed=seed,
-        revisions=revisions,
-    )
 
 
 @stage(writes="prompts")
@@ -72,3 +51,6 @@ PROMPTS: dict[str, Published[list[Message]]] = {
     "tulu3": Published(train=CHATS["tulu3"].train, parse=parse_tulu3, schema=CHATS["tulu3"].schema),
     "deepmath": Published(train=PROBLEMS["deepmath"].train, parse=parse_deepmath, schema=PROBLEMS["deepmath"].schema),
 }
+
+# The prompts that a config names, to train on and held out.
+load = Table(prompt_of_row, PROMPTS).load
