@@ -39,13 +39,12 @@ from stovetop.recipes.settings import (
 from stovetop.recipes.sl_basic import COLUMNS
 from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.rl.evaluation import RLTestSetEvaluator
-from stovetop.rl.process_pool import WorkerPool
 from stovetop.rules import Whole, number
 from stovetop.runs import Run, check_opening, open_run
 from stovetop.tasks import chats as data
-from stovetop.tasks import math, problems
+from stovetop.tasks import math, math_grading, problems
 from stovetop.tasks.chats import load_named_chats
-from stovetop.tasks.math_grading import MathGrader, grade_here, prepare_worker
+from stovetop.tasks.math_grading import grade_here
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
@@ -111,9 +110,8 @@ async def make_inline_evaluators(
         return
     loaded = problems.load(inline_evals, revisions=run.revisions)
     run.record_data(inline_evals, loaded)
-    with WorkerPool(2, prepare=prepare_worker) as pool:
-        rows, grade = test_problems(loaded), MathGrader(pool).grade
-        groups = math.builders(rows, renderer, 1, grade, max_prompt_tokens=max_prompt_tokens)
+    with math_grading.open_grader() as grade:
+        groups = math.builders(test_problems(loaded), renderer, 1, grade, max_prompt_tokens=max_prompt_tokens)
         yield Evaluators(sampling=(RLTestSetEvaluator(groups, max_tokens, temperature, "inline", seed),))
 
 

@@ -40,12 +40,11 @@ from stovetop.recipes.settings import (
     check_weights,
 )
 from stovetop.renderers.base import Renderer
-from stovetop.rl.process_pool import WorkerPool
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole
 from stovetop.runs import Run, check_opening, open_run
-from stovetop.tasks import math
-from stovetop.tasks.math_grading import Grade, MathGrader, grade_number, prepare_worker
+from stovetop.tasks import math, math_grading
+from stovetop.tasks.math_grading import Grade, grade_number
 from stovetop.tasks.math_sets import Answers, MathRows, load_math
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
@@ -120,8 +119,8 @@ async def open_math_grader(math_rows: MathRows) -> AsyncIterator[Grade]:
     if math_rows.form == math.NUMBER:
         yield grade_number
         return
-    with WorkerPool(2, prepare=prepare_worker) as pool:
-        yield MathGrader(pool).grade
+    with math_grading.open_grader() as grade:
+        yield grade
 
 
 @stage(writes=("builders", "test_builders"))

@@ -39,12 +39,11 @@ from stovetop.recipes.settings import (
 )
 from stovetop.renderers.base import Renderer
 from stovetop.rl.problem_env import ProblemGroupBuilder, problem_builders, problems_from_rows
-from stovetop.rl.process_pool import WorkerPool
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole
 from stovetop.runs import Run, check_opening, open_run
-from stovetop.tasks import math, problems
-from stovetop.tasks.math_grading import Grade, MathGrader, grade_here, prepare_worker
+from stovetop.tasks import math, math_grading, problems
+from stovetop.tasks.math_grading import Grade, grade_here
 from stovetop.tasks.problems import load_named_problems
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
@@ -107,8 +106,8 @@ async def open_grader(answers: Answers) -> AsyncIterator[Grade | None]:
     if answers == "exact":
         yield None
         return
-    with WorkerPool(2, prepare=prepare_worker) as pool:
-        yield MathGrader(pool).grade
+    with math_grading.open_grader() as grade:
+        yield grade
 
 
 @stage(writes=("builders", "test_builders"))

@@ -8,7 +8,8 @@ with a time limit that holds on any thread.
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -375,3 +376,10 @@ def prepare_worker() -> None:
     same_answer(r"\frac{1}{2}", "0.5")
     if sys.platform == "linux":  # elsewhere the limit is refused or ignored
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+
+
+@contextmanager
+def open_grader() -> Generator[Grade]:
+    """Within, answers are compared as mathematics, in two processes, which end with it."""
+    with WorkerPool(2, prepare=prepare_worker) as pool:
+        yield MathGrader(pool).grade
