@@ -13,76 +13,42 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
 from stovetop.client import ServiceClient
-from stovetop.data_record import check_data, revisions_in
+from stovetop.data_record import revisions_in
 from stovetop.datasets import Row
-from stovetop.kitchen import RunConfig, When, stage
+from stovetop.kitchen import When, stage
 from stovetop.kitchen.stages.evaluation import Evaluators, evaluate_infrequently, evaluates_infrequently
 from stovetop.kitchen.stages.rl import limit_prompts
-from stovetop.kitchen.workflows import SUPERVISED
-from stovetop.lr_schedules import LRSchedule
 from stovetop.named_data import Loaded
+from stovetop.recipes import sl_basic
 from stovetop.recipes.settings import (
-    Beta,
     Count,
-    Epsilon,
     LearningRate,
-    NotNegative,
     Positive,
-    check_num_steps,
     check_rate,
-    check_renderer_name,
     check_weights,
 )
-from stovetop.recipes.sl_basic import COLUMNS
-from stovetop.renderers.base import Renderer, TrainOnWhat
+from stovetop.renderers.base import Renderer
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rules import Whole, number
 from stovetop.runs import Run, check_opening, open_run
-from stovetop.tasks import chats as data
 from stovetop.tasks import math, math_grading, problems
-from stovetop.tasks.chats import load_named_chats
 from stovetop.tasks.math_grading import grade_here
-from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RunConfig):
-    dataset: str = "no_robots"  # that; FILE.jsonl with {"messages": [...]} a line, sample:NAME, or OWNER/NAME of a hub
-    test_dataset: str | None = None  # held-out chats, likewise; None: a test split, or test_size chats of the dataset
-    test_size: Count = 4  # chats held out of a dataset that has no test split; 0: none
-    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
+class Config(sl_basic.Config):
     log_path: str = field(default="runs/chat_sl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    renderer_name: str | None = None  # None: the one recommended for the model
-    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = 16384  # tokens of a chat; what is over is cut off
     learning_rate: LearningRate = 1e-4  # at the first step; auto: derived from the model
-    lr_schedule: LRSchedule = "linear"  # how the rate falls
-    warmup_steps: Count = 0  # in which the rate rises
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
     batch_size: Positive = 256  # chats a step; the last step of an epoch may have fewer
-    lora_rank: Rank = 32  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the split and the order
-    adam_beta1: Beta = 0.9  # of the mean of gradients
-    adam_beta2: Beta = 0.95  # of the mean of their squares
-    adam_eps: Epsilon = 1e-8  # added to the root of that
-    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
-    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
     eval_every: Count = field(default=10, metadata=MAY_CHANGE)  # steps; 0: only at the end
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
     inline_evals: str | None = None  # problems to solve: gsm8k; FILE.jsonl with "question" and "answer", sample:gsm8k
     infrequent_eval_every: Count = field(default=100, metadata=MAY_CHANGE)  # steps between them; 0: only at the end
     max_tokens: Positive = 1000  # of an answer
     temperature: Annotated[float, number(at_least=0)] = 0.6  # of the answers
-
-    def __post_init__(self) -> None:
-        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
 
 
 # ---- inline evaluation -----------------------------------------------------------------------------------------------
@@ -115,10 +81,8 @@ async def make_inline_evaluators(
         yield Evaluators(sampling=(RLTestSetEvaluator(groups, max_tokens, temperature, "inline", seed),))
 
 
-WORKFLOW = (
-    SUPERVISED.replace("load_dataset", load_named_chats)
-    .insert_after("make_evaluators", limit_prompts, make_inline_evaluators)
-    .insert_before("schedule", When(evaluates_infrequently, evaluate_infrequently))
+WORKFLOW = sl_basic.WORKFLOW.insert_after("make_evaluators", limit_prompts, make_inline_evaluators).insert_before(
+    "schedule", When(evaluates_infrequently, evaluate_infrequently)
 )
 
 
@@ -134,12 +98,10 @@ def check(config: Config) -> None:
 
 def check_data_sets(config: Config) -> None:
     """Refuses chats or problems that cannot be had or have changed, and a warm-up that is longer than the run."""
-    revisions = revisions_in(config.log_path)
-    chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
-    check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
-    check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
+    sl_basic.check_chats(config)
     if config.inline_evals is not None:
-        for index, row in enumerate(test_problems(problems.load(config.inline_evals, revisions=revisions))):
+        loaded = problems.load(config.inline_evals, revisions=revisions_in(config.log_path))
+        for index, row in enumerate(test_problems(loaded)):
             math.problem_of_row(row, grade_here, f"inline_evals, row {index}")
 
 
@@ -149,11 +111,10 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
-    columns = COLUMNS if config.inline_evals is None else (*COLUMNS, "inline/env/all/correct")
-    with open_run(config.log_path, config, columns=columns, **config.run_options()) as run:
+    inline = () if config.inline_evals is None else ("inline/env/all/correct",)
+    with open_run(config.log_path, config, columns=(*sl_basic.COLUMNS, *inline), **config.run_options()) as run:
         state = await WORKFLOW.run(config, service=service, run=run)
-        lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if state["test_D"] else {})
-        run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
+        sl_basic.plot_loss(run, has_test=bool(state["test_D"]))
 
 
 PRESETS = {

@@ -32,7 +32,7 @@ from stovetop.recipes.settings import (
 )
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.rules import Whole
-from stovetop.runs import check_opening, open_run
+from stovetop.runs import Run, check_opening, open_run
 from stovetop.tasks import chats as data
 from stovetop.tasks.chats import load_named_chats
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
@@ -101,8 +101,13 @@ async def main(config: Config) -> None:
 async def train(config: Config, service: ServiceClient) -> None:
     with open_run(config.log_path, config, columns=COLUMNS, **config.run_options()) as run:
         state = await WORKFLOW.run(config, service=service, run=run)
-        lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if state["test_D"] else {})
-        run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
+        plot_loss(run, has_test=bool(state["test_D"]))
+
+
+def plot_loss(run: Run, *, has_test: bool) -> None:
+    """Of the run's batches, and of what is held out."""
+    lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if has_test else {})
+    run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
 
 
 PRESETS = {
