@@ -16,86 +16,44 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
-from stovetop.kitchen import RunConfig, When, stage
+from stovetop.kitchen import When, stage
 from stovetop.kitchen.stages.preference import init_reference
 from stovetop.kitchen.stages.rl import Builders, compute_post_kl, is_penalised, kl_penalty, measures_post_kl
 from stovetop.kitchen.workflows import REINFORCEMENT
-from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes.rl_basic import SolvingConfig
 from stovetop.recipes.settings import (
-    Beta,
-    Count,
-    Epsilon,
     LearningRate,
     NotNegative,
     Positive,
-    Temperature,
     check_num_steps,
-    check_policy_loss,
     check_rate,
-    check_renderer_name,
     check_weights,
 )
 from stovetop.renderers.base import Renderer
-from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole
 from stovetop.runs import Run, check_opening, open_run
 from stovetop.tasks import math, math_grading
 from stovetop.tasks.math_grading import Grade, grade_number
 from stovetop.tasks.math_sets import Answers, MathRows, load_math
-from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RunConfig):
+class Config(SolvingConfig):
     dataset: str = "arithmetic"  # or gsm8k, math, polaris, deepmath; sample:NAME; FILE.jsonl of questions and answers
-    test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
-    test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
     answers: Answers | None = None  # how they are written: boxed or as a number; None: boxed, but for arithmetic
     few_shot: bool | None = None  # each chat begins with a solved example; None: as is usual for the dataset
     model_name: str = "Qwen/Qwen3.5-9B"  # a folder, a fetched model, or a name on the hub
     log_path: str = field(default="runs/math_rl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    renderer_name: str | None = None  # None: the one recommended for the model
     groups_per_batch: Positive = 100  # problems a step
     group_size: Annotated[int, Whole(2)] = 4  # answers to each; one alone has no others to be better than
     max_tokens: Positive = 5  # of an answer
-    temperature: Temperature = 1.0  # of the answers
     learning_rate: LearningRate = 1e-5  # before the schedule; auto: derived from the model
-    lr_schedule: LRSchedule = "constant"  # how the rate falls
-    warmup_steps: Count = 0  # in which the rate rises
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
-    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
-    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
-    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
-    num_substeps: Positive = 1  # updates a step, each on a part of the data
-    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
-    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
     kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
     compute_post_kl: bool = False  # measure how far each update went: another pass over its data
-    remove_constant_reward_groups: bool = False  # they have no gradient
-    lora_rank: Rank = 32  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the order and the answers
-    adam_beta1: Beta = 0.9  # of the mean of gradients
-    adam_beta2: Beta = 0.95  # of the mean of their squares
-    adam_eps: Epsilon = 1e-8  # added to the root of that
-    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
-    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
-    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
-
-    def __post_init__(self) -> None:
-        check_all(
-            lambda: check_fields(self),
-            lambda: check_renderer_name(self.renderer_name),
-            lambda: check_policy_loss(self.loss_fn, self.loss_fn_config, self.temperature),
-        )
 
 
 @stage(writes="math_rows")

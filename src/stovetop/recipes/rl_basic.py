@@ -52,14 +52,13 @@ Answers = Literal["boxed", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RunConfig):
+class SolvingConfig(RunConfig):
+    """What recipes share that reward right answers to problems."""
+
     dataset: str = "gsm8k"  # or math, polaris, deepmath; FILE.jsonl with "question" and "answer", sample:NAME
     test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
     test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
-    answers: Answers = "boxed"  # boxed: equal as mathematics; exact: equal as text, as in rl_loop
-    few_shot: bool = True  # boxed: each chat begins with a solved example
     model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
-    log_path: str = field(default="runs/rl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
     groups_per_batch: Positive = 128  # problems a step
@@ -95,6 +94,13 @@ class Config(RunConfig):
             lambda: check_renderer_name(self.renderer_name),
             lambda: check_policy_loss(self.loss_fn, self.loss_fn_config, self.temperature),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SolvingConfig):
+    log_path: str = field(default="runs/rl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    answers: Answers = "boxed"  # boxed: equal as mathematics; exact: equal as text, as in rl_loop
+    few_shot: bool = True  # boxed: each chat begins with a solved example
 
 
 # ---- problems --------------------------------------------------------------------------------------------------------
