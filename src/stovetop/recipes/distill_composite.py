@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import stovetop
-from stovetop.checks import collecting
+from stovetop.checks import check_all
 from stovetop.datasets import Split
 from stovetop.distillation.datasets import DistillationDatasetConfig
 from stovetop.distillation.teachers import TeacherConfig
@@ -25,11 +25,12 @@ from stovetop.kitchen.phases import config_from
 from stovetop.kitchen.stages.distillation import PromptBatching, source_of
 from stovetop.kitchen.workflows import DISTILLATION
 from stovetop.recipes import sl_basic
-from stovetop.recipes.settings import Positive, check_num_steps, check_weights
+from stovetop.recipes.settings import Positive, check_rate, check_weights
 from stovetop.recipes.students import (
     DistillationConfig,
     ScoredConfig,
     check_config,
+    check_prompts,
     check_teacher_phase,
     teacher_phase,
 )
@@ -162,22 +163,17 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    shares = {config.dataset: config.groups_per_batch, config.second_dataset: config.second_groups_per_batch}
     first, second = config.teacher_checkpoint_path, config.second_teacher_checkpoint_path
-    with collecting() as problem:
-        for dataset, groups_per_batch in shares.items():
-            with problem:
-                num = len(prompts.load(dataset, test_size=config.test_size, seed=config.seed).train)
-                check_num_steps(num, groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
-        with problem:
-            check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
-        with problem:
-            check_weights(config.base_url, config.teacher_model_name, teacher_checkpoint_path=first)
-        with problem:
-            check_weights(config.base_url, config.second_teacher_model_name, second_teacher_checkpoint_path=second)
-        for own in (first_teacher(config, {}), second_teacher(config, {})):
-            with problem:
-                check_teacher_phase(own)
+    check_all(
+        lambda: check_prompts(config, config.dataset, config.groups_per_batch),
+        lambda: check_prompts(config, config.second_dataset, config.second_groups_per_batch),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_weights(config.base_url, config.teacher_model_name, teacher_checkpoint_path=first),
+        lambda: check_weights(config.base_url, config.second_teacher_model_name, second_teacher_checkpoint_path=second),
+        lambda: check_teacher_phase(first_teacher(config, {})),
+        lambda: check_teacher_phase(second_teacher(config, {})),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
 
 
 async def main(config: Config) -> None:

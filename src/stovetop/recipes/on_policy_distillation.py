@@ -15,19 +15,20 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import stovetop
-from stovetop.checks import collecting
+from stovetop.checks import check_all
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import config_from
 from stovetop.kitchen.stages.distillation import build_distillation_dataset, make_teacher_completer
 from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION
 from stovetop.recipes import sl_basic
-from stovetop.recipes.settings import check_num_steps, check_weights
+from stovetop.recipes.settings import check_rate, check_weights
 from stovetop.recipes.students import (
     DistillationConfig,
     ScoredConfig,
     StudentConfig,
     check_config,
+    check_prompts,
     check_teacher_phase,
     teacher_phase,
 )
@@ -95,21 +96,15 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    with collecting() as problem:
-        with problem:
-            _check_mode(config)
-        with problem:
-            num_prompts = len(prompts.load(config.dataset, test_size=config.test_size, seed=config.seed).train)
-            check_num_steps(
-                num_prompts, config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps
-            )
-        with problem:
-            check_weights(config.base_url, config.model_name, config.load_checkpoint_path)
-        with problem:
-            path = config.teacher_checkpoint_path
-            check_weights(config.base_url, config.teacher_model_name, teacher_checkpoint_path=path)
-        with problem:
-            check_teacher_phase(teacher(config, {}))
+    checkpoint = config.teacher_checkpoint_path
+    check_all(
+        lambda: _check_mode(config),
+        lambda: check_prompts(config, config.dataset, config.groups_per_batch),
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_weights(config.base_url, config.teacher_model_name, teacher_checkpoint_path=checkpoint),
+        lambda: check_teacher_phase(teacher(config, {})),
+        lambda: check_rate(config.learning_rate, config.model_name),
+    )
 
 
 def _check_mode(config: Config) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
 from stovetop.kitchen import RunConfig
-from stovetop.losses import parse_loss
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_basic
 from stovetop.recipes.settings import (
@@ -18,11 +18,13 @@ from stovetop.recipes.settings import (
     Positive,
     Temperature,
     check_at_most,
+    check_num_steps,
+    check_policy_loss,
     check_renderer_name,
 )
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import number
-from stovetop.tasks import chats
+from stovetop.tasks import chats, prompts
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
@@ -87,9 +89,11 @@ class DistillationConfig(ScoredConfig):
 
 def check_config(config: DistillationConfig) -> None:
     """For `__post_init__`: refuses what is wrong with the fields by themselves."""
-    check_fields(config)
-    check_renderer_name(config.renderer_name)
-    parse_loss(config.loss_fn, {**config.loss_fn_config, "temperature": config.temperature})
+    check_all(
+        lambda: check_fields(config),
+        lambda: check_renderer_name(config.renderer_name),
+        lambda: check_policy_loss(config.loss_fn, config.loss_fn_config, config.temperature),
+    )
 
 
 def teacher_phase(
@@ -113,6 +117,12 @@ def teacher_phase(
         eval_every=config.eval_every,
         save_every=config.save_every,
     )
+
+
+def check_prompts(config: DistillationConfig, dataset: str, groups_per_batch: int) -> None:
+    """Refuses prompts that are not to be had, and a warm-up that is longer than the run on them."""
+    num_prompts = len(prompts.load(dataset, test_size=config.test_size, seed=config.seed).train)
+    check_num_steps(num_prompts, groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
 
 
 def check_teacher_phase(own: sl_basic.Config | None) -> None:
