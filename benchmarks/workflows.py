@@ -197,49 +197,29 @@ class StreamingConfig(rl_basic.Config):
     num_minibatches: int = 2
 
 
-def rl_config(size: Size, depth: int, kind: type[rl_basic.Config] = rl_basic.Config, **changed: Any) -> Make:
-    return lambda log_path: kind(
-        dataset="sample:arithmetic",
-        test_size=0,
-        model_name="any/model",
-        log_path=log_path,
-        groups_per_batch=4,
-        group_size=4,
-        max_tokens=4,
-        lora_rank=4,
-        num_epochs=1000,
-        max_steps=size.warm + size.steps,
-        max_steps_off_policy=depth,
-        save_every=0,
-        **changed,
-    )
+def rl_config(size: Size, depth: int, kind: type[rl_basic.Config] = rl_basic.Config) -> Make:
+    batch = {"groups_per_batch": 4, "group_size": 4, "max_tokens": 4}
+    return config_of(kind, size, dataset="sample:arithmetic", max_steps_off_policy=depth, **batch)
 
 
 def dpo_config(size: Size) -> Make:
-    return lambda log_path: dpo.Config(
-        dataset="sample:hhh",
-        test_size=0,
-        model_name="any/model",
-        log_path=log_path,
-        batch_size=4,
-        lora_rank=4,
-        num_epochs=1000,
-        max_steps=size.warm + size.steps,
-        save_every=0,
-    )
+    return config_of(dpo.Config, size, dataset="sample:hhh", batch_size=4)
 
 
 def sl_config(size: Size) -> Make:
-    return lambda log_path: sl_basic.Config(
-        dataset="sample:chats",
+    return config_of(sl_basic.Config, size, dataset="sample:chats", batch_size=4)
+
+
+def config_of(kind: Callable[..., RunConfig], size: Size, **fields: Any) -> Make:
+    return lambda log_path: kind(
+        log_path=log_path,
         test_size=0,
         model_name="any/model",
-        log_path=log_path,
-        batch_size=4,
         lora_rank=4,
         num_epochs=1000,
         max_steps=size.warm + size.steps,
         save_every=0,
+        **fields,
     )
 
 
