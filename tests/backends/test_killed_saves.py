@@ -20,7 +20,7 @@ def datum(number):
     return st.Datum(st.ModelInput.from_ints([70, 42, 8]), {"target_tokens": [42, 8, 33], "weights": [1.0 + number] * 3})
 
 def acknowledge(future, number):
-    future.future().add_done_callback(lambda done: print(number, done.result().path, flush=True))
+    future.future().add_done_callback(lambda done: print(f"{number} {done.result().path}\\n", end="", flush=True))
 
 service = recording.open_service(sys.argv[1])
 clients = [service.create_lora_training_client("any/model", seed=seed).result() for seed in range(2)]

@@ -69,6 +69,7 @@ def test_a_game_is_one_datum_whatever_its_turns(trained: Path) -> None:
         assert values["num_datums"] == 2 * 16
 
 
+@pytest.mark.slow  # test_conformance has a short one
 @pytest.mark.parametrize(("phase", "step"), [(0, 2), (1, 5)])
 def test_a_run_that_is_interrupted_in_either_phase_goes_on_in_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int, step: int
