@@ -1,12 +1,12 @@
-"""What a machine may lack: packages of the extras. A test that needs one is skipped, with a reason that says how to get
-it; with `--require-all`, as in CI, it fails."""
+"""What a machine may lack: packages of the extras, and a sandbox. A test that needs one is skipped, with a reason that
+says how to get it; with `--require-all`, as in CI, it fails."""
 
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from stovetop.errors import MissingExtra
+from stovetop.errors import MissingExtra, SandboxUnavailable
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 NEXT_STEP = "to install it: pip install -e '.[dev]'"
@@ -29,6 +29,8 @@ def reason_to_skip(error: BaseException | None) -> str | None:
         match link:
             case MissingExtra():
                 return f"needs an extra: {link}"
+            case SandboxUnavailable():
+                return f"needs a sandbox: {link}"
             case ModuleNotFoundError() if _root(link) in OPTIONAL:
                 return f"needs {_root(link)}; {NEXT_STEP}"
             case _:

@@ -19,6 +19,8 @@ StovetopError
 ├── StageFailed           a stage of a workflow raised; names the stage, the workflow and the step
 ├── EnvError              an environment raised; names the environment and the step
 ├── GradeError            a grader broke: never counted as a wrong answer
+├── SandboxError          a sandbox failed: says nothing about the program in it
+│   └── SandboxUnavailable  none can be made on this machine; says why, and what to do
 ├── WorkerDied            a worker process ended in the middle of a call; says how
 ├── MissingExtra          an optional dependency is not installed (also an ImportError)
 └── APIError              what the Tinker SDK calls a service's refusals, see below
@@ -240,6 +242,14 @@ class EnvError(StovetopError):
 
 class GradeError(StovetopError):
     """A grader broke on a row. Broken is not wrong: this never becomes a reward."""
+
+
+class SandboxError(StovetopError):
+    """A sandbox failed before it could say what became of its program. That is never a wrong answer."""
+
+
+class SandboxUnavailable(SandboxError):
+    """No sandbox can be made on this machine. Says why, where that is known, and what to do."""
 
 
 class WorkerDied(StovetopError):
