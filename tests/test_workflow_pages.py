@@ -1,6 +1,6 @@
-"""What docs/verbs.md, docs/workflows.md and the pages beside it show, works as it is printed: their programs run in
-order, what a page says they print is what they print, and their commands are done. A program whose first line is
-`# name.py` is a file."""
+"""What docs/verbs.md, docs/evaluation.md, docs/workflows.md and the pages beside it show, works as it is printed: their
+programs run in order, what a page says they print is what they print, and their commands are done. A program whose
+first line is `# name.py` is a file."""
 
 import re
 import runpy
@@ -17,7 +17,7 @@ from stovetop.kitchen import Workflow
 from stovetop.runs import load
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / "verbs.md", DOCS / "workflows.md", *sorted((DOCS / "workflows").glob("*.md"))]
+PAGES = [DOCS / "verbs.md", DOCS / "evaluation.md", DOCS / "workflows.md", *sorted((DOCS / "workflows").glob("*.md"))]
 PART = re.compile(r"^```(python|text)\n(.*?)^```$|^    (stovetop (?:[^\n]*\\\n)*[^\n]*)$", re.DOTALL | re.MULTILINE)
 
 

@@ -1,7 +1,8 @@
 """What an evaluator is, and how a round of them runs. Evaluators themselves live with what they measure."""
 
+from collections import Counter
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stovetop.client import SamplingClient, TrainingClient
 from stovetop.concurrency import together
@@ -56,26 +57,56 @@ async def _evaluate(snapshot: APIFuture[SamplingClient], evaluator: SamplingClie
 # ---- labels ------------------------------------------------------------------------------------------------------
 
 
+class LabelReport(NamedTuple):
+    """Of one label. A ratio whose denominator is 0, of a label that is never predicted or never expected, is 0."""
+
+    label: str
+    precision: float  # of what was predicted to be it, the share that is
+    recall: float  # of what is it, the share that was predicted to be
+    f1: float  # the harmonic mean of both
+    num_expected: int
+    num_predicted: int
+
+
+class ClassificationReport(NamedTuple):
+    """How predicted labels compare with those that were expected."""
+
+    accuracy: float
+    labels: list[LabelReport]  # that occur, in alphabetical order
+    confusion: dict[tuple[str, str], int]  # how often (expected, predicted) occurs, where it does
+
+    def macro(self) -> dict[str, float]:
+        """accuracy, and precision, recall and f1 as means over the labels, each counted alike."""
+        precision, recall, f1 = (
+            sum(values) / len(self.labels)
+            for values in zip(*((each.precision, each.recall, each.f1) for each in self.labels), strict=True)
+        )
+        return {"accuracy": self.accuracy, "precision": precision, "recall": recall, "f1": f1}
+
+
+def classification_report(expected: Sequence[str], predicted: Sequence[str]) -> ClassificationReport:
+    """classification_report(["a", "a", "b"], ["a", "b", "b"]) has the accuracy 2/3, and of "b" the precision 1/2 and
+    the recall 1."""
+    pairs = list(zip(expected, predicted, strict=True))
+    if not pairs:
+        raise InvalidRequest("there is no label to compare: expected is empty")
+    confusion = Counter(pairs)
+    of_expected, of_predicted = Counter(expected), Counter(predicted)
+    labels: list[LabelReport] = []
+    for label in sorted({*expected, *predicted}):
+        hits, num_expected, num_predicted = confusion[label, label], of_expected[label], of_predicted[label]
+        precision = hits / num_predicted if num_predicted else 0.0
+        recall = hits / num_expected if num_expected else 0.0
+        f1 = 2 * hits / (num_expected + num_predicted)
+        labels.append(LabelReport(label, precision, recall, f1, num_expected, num_predicted))
+    accuracy = sum(one == other for one, other in pairs) / len(pairs)
+    return ClassificationReport(accuracy, labels, {pair: confusion[pair] for pair in sorted(set(pairs))})
+
+
 def compute_classification_metrics(expected: Sequence[str], predicted: Sequence[str]) -> Metrics:
     """accuracy, and precision, recall and f1 as means over the labels that occur, each counted alike. A label that is
     never predicted has precision 0, one that is never expected recall 0.
 
     compute_classification_metrics(["a", "a", "b"], ["a", "b", "b"]) has accuracy 2/3, precision and recall 3/4.
     """
-    pairs = list(zip(expected, predicted, strict=True))
-    if not pairs:
-        raise InvalidRequest("there is no label to compare: expected is empty")
-    of_labels: list[tuple[float, float, float]] = []
-    for label in sorted({*expected, *predicted}):
-        hits = pairs.count((label, label))
-        num_expected, num_predicted = expected.count(label), predicted.count(label)
-        of_labels.append(
-            (
-                hits / num_predicted if num_predicted else 0.0,
-                hits / num_expected if num_expected else 0.0,
-                2 * hits / (num_expected + num_predicted),
-            )
-        )
-    precision, recall, f1 = (sum(values) / len(of_labels) for values in zip(*of_labels, strict=True))
-    accuracy = sum(one == other for one, other in pairs) / len(pairs)
-    return {"accuracy": accuracy, "precision": precision, "recall": recall, "f1": f1}
+    return classification_report(expected, predicted).macro()

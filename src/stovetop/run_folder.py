@@ -63,7 +63,7 @@ def claimed(log_path: str | Path, behavior: BehaviorIfExists) -> Generator[RunFo
     with ExitStack() as locks:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            locks.enter_context(_locked(path))
+            locks.enter_context(locked(path))
         content = content_of(path)  # once more: another process may have been at work until now
         if content is Content.OTHER:
             raise InvalidRequest(_not_a_run(path, behavior))
@@ -206,17 +206,17 @@ def _ask(path: Path) -> BehaviorIfExists:
 
 
 @contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """Refused at once while another holds the lock. It goes with the process that holds it, however that ends, and is
-    not inherited by processes that it starts."""
-    lock = _acquire(path)
+def locked(path: Path, what: str = "run", option: str = "log_path") -> Generator[None]:
+    """Refused at once while another process writes to the folder, which is that of a run, or of what is named. The lock
+    goes with the process that holds it, however that ends, and is not inherited by processes that it starts."""
+    lock = _acquire(path, what, option)
     try:
         yield
     finally:
         lock.release()
 
 
-def _acquire(path: Path) -> "FileLock":
+def _acquire(path: Path, what: str, option: str) -> "FileLock":
     from filelock import FileLock, Timeout
 
     file = path / LOCK_FILE
@@ -226,7 +226,7 @@ def _acquire(path: Path) -> "FileLock":
         lock.acquire()
     except Timeout as error:
         raise InvalidRequest(
-            f"{_holder(file)} writes to this run; wait for it or end it, or choose another log_path: {path}"
+            f"{_holder(file)} writes to this {what}; wait for it or end it, or choose another {option}: {path}"
         ) from error
     return lock
 
@@ -269,11 +269,11 @@ def _delete(path: Path, locks: ExitStack) -> None:
     with ExitStack() as within, writing(path):
         for marked in path.rglob(MARK_FILE):
             if marked.parent != path:
-                within.enter_context(_locked(marked.parent))
+                within.enter_context(locked(marked.parent))
         path.rename(path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}"))
         try:
             path.mkdir()
-            locks.enter_context(_locked(path))
+            locks.enter_context(locked(path))
         finally:
             for doomed in path.parent.glob(f".{glob.escape(path.name)}.deleted-*"):
                 shutil.rmtree(doomed)

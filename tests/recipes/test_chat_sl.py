@@ -38,9 +38,18 @@ def test_training_and_evaluation_share_one_row_a_step(tmp_path: Path) -> None:
     assert first.keys() >= OF_STEP_0 | {"time/save_checkpoint"}
 
 
+def test_several_sets_are_evaluated_and_report_their_standard_errors(tmp_path: Path) -> None:
+    first, *_ = run_in(
+        tmp_path / "run", "inline_evals=sample:gsm8k sample:no_robots[:3]", "max_tokens=4", "max_steps=1"
+    )
+    names = {name for name in first if name.startswith("inline/")}
+    assert names >= {"inline/gsm8k/pass@1", "inline/gsm8k/pass@1/stderr", "inline/no_robots/nll"}
+    assert (tmp_path / "run" / "data.json").read_text().count("inline ") == 2
+
+
 def test_problems_are_solved_before_training_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     rows = run_in(tmp_path / "run", *EVALS, "max_steps=5", "infrequent_eval_every=3", "eval_every=2")
-    assert [row["step"] for row in rows if "inline/env/all/correct" in row] == [0, 3, 5]
+    assert [row["step"] for row in rows if "inline/gsm8k/pass@1" in row] == [0, 3, 5]
     assert [row["step"] for row in rows if "test/nll" in row] == [0, 2, 4, 5]
 
 
@@ -76,7 +85,8 @@ def test_a_file_of_chats_is_a_data_set_too(tmp_path: Path) -> None:
     [
         ({"inline_evals": "gsm9k"}, UnknownName, "did you mean 'gsm8k'"),
         ({"inline_evals": "inspect"}, UnknownName, "inspect"),
-        ({"inline_evals": "rows.jsonl"}, InvalidRequest, "row 0 has no result behind ####|inline_evals, row 0"),
+        ({"inline_evals": "gsm8k:rows.jsonl"}, InvalidRequest, "its answer has no result: 1"),
+        ({"inline_evals": "sample:gsm8k pairwise:sample:chats"}, InvalidRequest, "no judge to evaluate with.*'chats'"),
         ({"dataset": "tulu4"}, UnknownName, "tulu4"),
     ],
 )

@@ -125,7 +125,7 @@ ENTRIES: dict[str, Entry] = {
         {"dataset": "no_robots", "learning_rate": 1e-4, "lr_schedule": "linear", "num_epochs": 1, "batch_size": 256,
          "max_length": 16384, "eval_every": 10, "save_every": 20, "infrequent_eval_every": 100, "lora_rank": 32,
          "inline_evals": None, **ADAM},
-        f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators limit_prompts "
+        f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators "
         f"make_inline_evaluators {PLAN} get_batch evaluate evaluate_infrequently "
         f"{SUPERVISED_LOOP.removeprefix('get_batch evaluate ')}",
     ),

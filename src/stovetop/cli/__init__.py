@@ -5,7 +5,8 @@ A command is first understood, then carried out. What goes wrong in the first ha
 code 2); in the second, a failure (1). An interrupt exits with 130, SIGTERM takes the same path and exits with 143.
 Nothing here imports torch or transformers.
 
-`recipes`, `models` and `views` have the commands; `configs`, `describe`, `runs` and `interrupts` what they rest on.
+`recipes`, `models`, `views` and `evaluation` have the commands; `configs`, `describe`, `runs` and `interrupts` what
+they rest on.
 """
 
 import sys
@@ -29,6 +30,7 @@ commands:
   report <run>                    what a run has come to
   list                            the recipes, with their presets
   describe <recipe>               what a recipe or a workflow does: its stages, and the fields of its config
+  eval <checkpoint> --on <set>    measure a model on sets of examples, with standard errors
   fetch <model>                   bring a model to this machine, once
   chat [model]                    talk to a base model or a checkpoint
   export <checkpoint> <folder>    merge an adapter into its base model, for other programs
@@ -44,6 +46,13 @@ Every command takes --help, and --debug to show the traceback of an error.
 Exit codes: 0 done, 1 failed, 2 a mistake in the command, 130 interrupted, 143 terminated.
 """
 
+
+def _eval(words: Sequence[str]) -> Action:
+    from stovetop.cli import evaluation  # which imports what no other command needs
+
+    return evaluation.evaluation(words)
+
+
 COMMANDS = {
     "run": recipes.run,
     "resume": recipes.resume,
@@ -51,6 +60,7 @@ COMMANDS = {
     "report": recipes.report,
     "list": recipes.list_recipes,
     "describe": recipes.describe,
+    "eval": _eval,
     "fetch": models.fetch,
     "chat": models.chat,
     "export": models.export,

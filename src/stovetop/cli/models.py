@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from stovetop.checkpoints import get_last_checkpoint
+from stovetop.cli.weights import last_checkpoint
 from stovetop.cli.words import Action, count, entry, temperature
 from stovetop.errors import InvalidRequest
 from stovetop.fetch import fetch_model
@@ -95,11 +95,7 @@ def _refuse_run(path: str) -> None:
     """Where a checkpoint is wanted, the folder of a run that has some is an easy mistake."""
     if not is_run(Path(path)):
         return
-    from stovetop.kitchen.phases import phases_in
-
-    folders = [Path(path), *(phase.folder for phase in phases_in(Path(path)))]
-    found = [get_last_checkpoint(folder, "sampler_path") or get_last_checkpoint(folder) for folder in folders]
-    last = next((record for record in reversed(found) if record is not None), None)
+    last = last_checkpoint(Path(path))
     hint = (
         "it has no checkpoint yet" if last is None else f"its last checkpoint is {last.sampler_path or last.state_path}"
     )

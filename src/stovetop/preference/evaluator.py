@@ -18,7 +18,7 @@ from stovetop.preference.loss_values import PreferenceLoss
 from stovetop.preference.reward_model import PreferenceModel, PreferenceModelFromChatRenderer, checked_score
 from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.renderers.base import Renderer
-from stovetop.renderers.messages import Content
+from stovetop.renderers.messages import Content, Message
 from stovetop.supervised.logprobs import Logprobs
 from stovetop.types import Datum
 
@@ -99,15 +99,21 @@ class ComparisonPolicyEvaluator:
         }
 
     async def _score(self, policy: SamplingMessageCompleter, comparison: Comparison) -> float:
-        """From 0, the reference is better, to 1. Judged both ways it is (r₀ - r₁ + 2) / 4, where r₁ is of the swapped
-        comparison."""
         answer = await policy(comparison.prompt_conversation)
         if self.content_preprocessor is not None:
             answer["content"] = self.content_preprocessor(answer["content"])
-        judged = replace(comparison, completion_B=[answer])
-        if not self.both_ways:
-            return (await checked_score(self.preference_model, judged) + 1) / 2
-        first, swapped = await together(
-            [checked_score(self.preference_model, judged), checked_score(self.preference_model, judged.swap())]
-        )
-        return (first - swapped + 2) / 4
+        return await preferred_to_reference(self.preference_model, comparison, answer, both_ways=self.both_ways)
+
+
+async def preferred_to_reference(
+    preference_model: PreferenceModel, comparison: Comparison, answer: Message, *, both_ways: bool = True
+) -> float:
+    """Whether an answer is better than completion A of a comparison, from 0, the reference is better, to 1. Judged both
+    ways it is (r₀ - r₁ + 2) / 4, where r₁ is of the swapped comparison: a judge that always says A gives ½."""
+    judged = replace(comparison, completion_B=[answer])
+    if not both_ways:
+        return (await checked_score(preference_model, judged) + 1) / 2
+    first, swapped = await together(
+        [checked_score(preference_model, judged), checked_score(preference_model, judged.swap())]
+    )
+    return (first - swapped + 2) / 4

@@ -1,14 +1,13 @@
-"""Supervised fine-tuning on a data set of chats by its name, with problems to solve now and then. The workflow
-SUPERVISED with a second evaluation, which is less frequent.
+"""Supervised fine-tuning on a data set of chats by its name, evaluated now and then on public sets or your own. The
+workflow SUPERVISED with a second evaluation, which is less frequent.
 
     stovetop run chat_sl dataset=tulu3 inline_evals=gsm8k    from the hub
     stovetop run chat_sl:small                               without a network
 
-`sl_basic` is the same without inline evaluation. Problems are answered in \\boxed{} and graded as mathematics.
+`sl_basic` is the same without inline evaluation. `stovetop eval --help` lists the sets.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -16,11 +15,8 @@ import stovetop
 from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import revisions_in
-from stovetop.datasets import Row
-from stovetop.kitchen import When, stage
-from stovetop.kitchen.stages.evaluation import Evaluators, evaluate_infrequently, evaluates_infrequently
-from stovetop.kitchen.stages.rl import limit_prompts
-from stovetop.named_data import Loaded
+from stovetop.kitchen import When
+from stovetop.kitchen.stages.evaluation import evaluate_infrequently, evaluates_infrequently
 from stovetop.recipes import sl_basic
 from stovetop.recipes.settings import (
     Count,
@@ -29,12 +25,9 @@ from stovetop.recipes.settings import (
     check_rate,
     check_weights,
 )
-from stovetop.renderers.base import Renderer
-from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rules import Whole, number
-from stovetop.runs import Run, check_opening, open_run
-from stovetop.tasks import math, math_grading, problems
-from stovetop.tasks.math_grading import grade_here
+from stovetop.runs import check_opening, open_run
+from stovetop.tasks.inline_evaluation import inline_columns, load_inline_evals, make_inline_evaluators
 from stovetop.tracking.configs import MAY_CHANGE
 
 
@@ -45,43 +38,13 @@ class Config(sl_basic.Config):
     learning_rate: LearningRate = 1e-4  # at the first step; auto: derived from the model
     batch_size: Positive = 256  # chats a step; the last step of an epoch may have fewer
     eval_every: Count = field(default=10, metadata=MAY_CHANGE)  # steps; 0: only at the end
-    inline_evals: str | None = None  # problems to solve: gsm8k; FILE.jsonl with "question" and "answer", sample:gsm8k
+    inline_evals: str | None = None  # sets as of stovetop eval, with a space between: "gsm8k ifeval"; sample:gsm8k
     infrequent_eval_every: Count = field(default=100, metadata=MAY_CHANGE)  # steps between them; 0: only at the end
     max_tokens: Positive = 1000  # of an answer
     temperature: Annotated[float, number(at_least=0)] = 0.6  # of the answers
 
 
-# ---- inline evaluation -----------------------------------------------------------------------------------------------
-
-
-def test_problems(loaded: Loaded[Row]) -> list[Row]:
-    """Those of a published data set that are held out, or all those of a file."""
-    return loaded.test or loaded.train
-
-
-@stage(writes="infrequent_evaluators")
-async def make_inline_evaluators(
-    renderer: Renderer,
-    max_tokens: int,
-    temperature: float,
-    max_prompt_tokens: int | None,
-    run: Run,
-    inline_evals: str | None = None,
-    seed: int = 0,
-) -> AsyncIterator[Evaluators]:
-    """The share of problems that are solved, as `inline/env/all/correct`, if there are any. Answers are graded in
-    processes, which end with the workflow."""
-    if inline_evals is None:
-        yield Evaluators()
-        return
-    loaded = problems.load(inline_evals, revisions=run.revisions)
-    run.record_data(inline_evals, loaded)
-    with math_grading.open_grader() as grade:
-        groups = math.builders(test_problems(loaded), renderer, 1, grade, max_prompt_tokens=max_prompt_tokens)
-        yield Evaluators(sampling=(RLTestSetEvaluator(groups, max_tokens, temperature, "inline", seed),))
-
-
-WORKFLOW = sl_basic.WORKFLOW.insert_after("make_evaluators", limit_prompts, make_inline_evaluators).insert_before(
+WORKFLOW = sl_basic.WORKFLOW.insert_after("make_evaluators", make_inline_evaluators).insert_before(
     "schedule", When(evaluates_infrequently, evaluate_infrequently)
 )
 
@@ -99,10 +62,7 @@ def check(config: Config) -> None:
 def check_data_sets(config: Config) -> None:
     """Refuses chats or problems that cannot be had or have changed, and a warm-up that is longer than the run."""
     sl_basic.check_chats(config)
-    if config.inline_evals is not None:
-        loaded = problems.load(config.inline_evals, revisions=revisions_in(config.log_path))
-        for index, row in enumerate(test_problems(loaded)):
-            math.problem_of_row(row, grade_here, f"inline_evals, row {index}")
+    load_inline_evals(config.inline_evals, revisions_in(config.log_path))
 
 
 async def main(config: Config) -> None:
@@ -111,8 +71,8 @@ async def main(config: Config) -> None:
 
 
 async def train(config: Config, service: ServiceClient) -> None:
-    inline = () if config.inline_evals is None else ("inline/env/all/correct",)
-    with open_run(config.log_path, config, columns=(*sl_basic.COLUMNS, *inline), **config.run_options()) as run:
+    columns = (*sl_basic.COLUMNS, *inline_columns(config.inline_evals))
+    with open_run(config.log_path, config, columns=columns, **config.run_options()) as run:
         state = await WORKFLOW.run(config, service=service, run=run)
         sl_basic.plot_loss(run, has_test=bool(state["test_D"]))
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,20 +57,35 @@ def compute_bpb(
     Tokens count that have a weight, whatever it is, and are text: those of the tokenizer's added vocabulary, the end of
     a turn among them, count neither as cost nor as length. Without any text: NaN, and a warning.
     """
-    ends = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None]
-    special = [*tokenizer.get_added_vocab().values(), *ends]
-    nats, num_bytes = 0.0, 0
-    for logprobs_N, weights_N, targets_N in zip(logprobs_D, weights_D, targets_D, strict=True):
-        is_text_N = (weights_N.array != 0) & ~np.isin(targets_N.array, special)
-        nats -= float(logprobs_N.array[is_text_N].sum(dtype=np.float64))
-        # Neighbours are decoded together, as a character may be made of several tokens.
-        for is_text, run in groupby(zip(targets_N.array.tolist(), is_text_N.tolist(), strict=True), itemgetter(1)):
-            if is_text:
-                num_bytes += len(tokenizer.decode([token for token, _ in run]).encode())
+    costs = [
+        text_cost(logprobs_N, weights_N, targets_N, tokenizer)
+        for logprobs_N, weights_N, targets_N in zip(logprobs_D, weights_D, targets_D, strict=True)
+    ]
+    num_bytes = sum(cost.num_bytes for cost in costs)
     if num_bytes == 0:
         log.warning("none of these %d datums trains on text: they have no bits per byte", len(targets_D))
         return math.nan
-    return nats / math.log(2) / num_bytes
+    return sum(cost.bits for cost in costs) / num_bytes
+
+
+class TextCost(NamedTuple):
+    """Of the text of one datum."""
+
+    bits: float
+    num_bytes: int  # in UTF-8
+
+
+def text_cost(logprobs_N: TensorData, weights_N: TensorData, targets_N: TensorData, tokenizer: Tokenizer) -> TextCost:
+    """What `compute_bpb` sums over the datums."""
+    ends = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None]
+    special = [*tokenizer.get_added_vocab().values(), *ends]
+    is_text_N = (weights_N.array != 0) & ~np.isin(targets_N.array, special)
+    nats, num_bytes = -float(logprobs_N.array[is_text_N].sum(dtype=np.float64)), 0
+    # Neighbours are decoded together, as a character may be made of several tokens.
+    for is_text, run in groupby(zip(targets_N.array.tolist(), is_text_N.tolist(), strict=True), itemgetter(1)):
+        if is_text:
+            num_bytes += len(tokenizer.decode([token for token, _ in run]).encode())
+    return TextCost(nats / math.log(2), num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

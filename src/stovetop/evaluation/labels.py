@@ -1,0 +1,89 @@
+"""Classification: the policy is asked for a label, and what it says is one of them or none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stovetop.client import SamplingClient
+from stovetop.completers import StopCondition
+from stovetop.evaluation.estimates import Estimate
+from stovetop.evaluation.problems import ProblemSet
+from stovetop.evaluation.rows import ExampleRow, Sample
+from stovetop.evaluators import ClassificationReport, classification_report
+from stovetop.renderers.base import Renderer
+from stovetop.renderers.messages import Message, get_text_content
+from stovetop.rl.types import Action, Observation, StepResult
+from stovetop.types import ModelInput
+
+NO_LABEL = "(none)"  # what is predicted by an answer that is no label
+PREDICTED = "predicted"  # the score of a sample: which of the labels it says, -1 for none
+
+
+def read_label(text: str, labels: Sequence[str]) -> int | None:
+    """Which label an answer is, where letters of any size are alike, and white space around it and a full stop behind
+    it do not count; None for anything else.
+
+    read_label(" Spam.", ["ham", "spam"]) is 1.
+    """
+    said = text.strip().removesuffix(".").strip().casefold()
+    return next((index for index, label in enumerate(labels) if label.casefold() == said), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelEnv:
+    """An Env of one turn: a chat that ends with a question, answered by a label. The reward is 1 for the right one."""
+
+    chat: Sequence[Message]
+    labels: Sequence[str]
+    expected: str
+    renderer: Renderer
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        return self.prompt(), self.renderer.get_stop_sequences()
+
+    def prompt(self) -> ModelInput:
+        """The chat, up to where the answer begins."""
+        return self.renderer.build_generation_prompt(self.chat)
+
+    async def step(self, action: Action) -> StepResult:
+        message, _ = self.renderer.parse_response(action.tokens)
+        said = read_label(get_text_content(message), self.labels)
+        correct = float(said is not None and self.labels[said] == self.expected)
+        return StepResult(
+            reward=correct,
+            episode_done=True,
+            next_observation=ModelInput.empty(),
+            next_stop_condition=self.renderer.get_stop_sequences(),
+            metrics={"correct": correct, PREDICTED: -1.0 if said is None else float(said)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSet:
+    """An ExampleSet: besides the metrics of its problems, `precision`, `recall` and `f1` as means over the labels.
+    These have no standard error: they are no means over examples."""
+
+    problems: ProblemSet
+    labels: Sequence[str]
+    expected: Mapping[str, str]  # by id of the example
+
+    @property
+    def name(self) -> str:
+        return self.problems.name
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self.problems.ids
+
+    async def measure(self, id: str, client: SamplingClient, seed: int) -> Sequence[Sample]:
+        return await self.problems.measure(id, client, seed)
+
+    def metrics(self, rows: Sequence[ExampleRow]) -> dict[str, Estimate]:
+        macro = self.report(rows).macro()
+        own = self.problems.metrics(rows)
+        return own | {name: Estimate(macro[name]) for name in ("precision", "recall", "f1")}
+
+    def report(self, rows: Sequence[ExampleRow]) -> ClassificationReport:
+        """Of each label, and what was taken for what: all samples count alike."""
+        said = [(row.id, int(sample.scores[PREDICTED])) for row in rows for sample in row.samples]
+        predicted = [NO_LABEL if index < 0 else self.labels[index] for _, index in said]
+        return classification_report([self.expected[id] for id, _ in said], predicted)
