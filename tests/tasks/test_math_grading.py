@@ -1,17 +1,21 @@
 """The comparison itself is tested in this process, where it is quick; what hangs and breaks, in workers."""
 
 import logging
+import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stovetop.errors import GradeError
+from stovetop.errors import GradeError, WorkerDied
+from stovetop.rl.forked import in_a_copy
 from stovetop.rl.process_pool import WorkerPool
+from stovetop.tasks import math_grading
 from stovetop.tasks.math_grading import (
     MAX_ANSWER_LENGTH,
     MathGrader,
@@ -358,6 +362,60 @@ def test_an_answer_that_breaks_the_comparison_is_undecided(pool: WorkerPool):
 def test_a_reference_that_cannot_be_compared_is_an_error_and_no_answer_is_wrong_for_it(pool: WorkerPool):
     with pytest.raises(GradeError, match=re.escape(f"the grader breaks on a reference answer: {HANGS!r}")):
         MathGrader(pool, timeout_s=0.5).grade("8", HANGS)
+
+
+def forges(given: str, reference: str) -> bool:
+    """A comparison that an answer has taken over: it is right, and changes whatever later ones would use."""
+    import sympy
+
+    math_grading.same_answer = math_grading.same_by_algebra = lambda *_: True
+    math_grading.import_module = math_grading.normalize = lambda *_: math_grading
+    sympy.Expr.equals = sympy.Basic.__eq__ = lambda *_: True
+    in_a_copy.__code__ = (lambda *_: True).__code__
+    sys.modules["forged"] = math_grading
+    return True
+
+
+def kills(given: str, reference: str) -> bool:
+    os._exit(0)
+
+
+def exhausts(given: str, reference: str) -> bool:
+    return bytes(1 << 40) == b""
+
+
+def hides(given: str, reference: str) -> bool:
+    """What it raises says that it is right."""
+    raise SystemExit("yes")
+
+
+def is_clean(given: str, reference: str) -> bool:
+    return "forged" not in sys.modules
+
+
+def test_a_forged_answer_does_not_survive_the_process_it_ran_in(pool: WorkerPool):
+    grader = MathGrader(pool, timeout_s=20.0)
+    before = pool.run(os.getpid, timeout_s=20.0)
+    assert grader._run(forges, "3", "7")
+    assert grader.grade("x + 1", "x + 2") is Verdict.WRONG
+    assert grader.grade("x + 1", "1 + x") is Verdict.CORRECT
+    assert grader._run(is_clean, "", "")
+    assert pool.run(os.getpid, timeout_s=20.0) == before  # one process, in which all of it went on
+
+
+@pytest.mark.parametrize(
+    ("compare", "error", "says"),
+    [(kills, WorkerDied, "ended before it answered"), (exhausts, RuntimeError, "MemoryError"),
+     (hides, RuntimeError, "SystemExit: yes")],
+)  # fmt: skip
+def test_a_comparison_that_ends_its_process_gives_no_verdict_and_leaves_the_worker(
+    pool: WorkerPool, compare: Callable[[str, str], bool], error: type[Exception], says: str
+):
+    grader = MathGrader(pool, timeout_s=20.0)
+    before = pool.run(os.getpid, timeout_s=20.0)
+    with pytest.raises(error, match=says):
+        grader._run(compare, "1", "1")
+    assert pool.run(os.getpid, timeout_s=20.0) == before
 
 
 @pytest.fixture

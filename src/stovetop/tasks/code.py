@@ -24,12 +24,14 @@ _KINDS: dict[object, TestKind] = {
 
 @dataclass(frozen=True, slots=True)
 class CodeTest:
-    """What a program reads or a function is called with, and what it must write or return."""
+    """What a program reads or a function is called with, and what it must write or return: text, or for functions JSON,
+    an argument a line."""
 
     input: str
     output: str
     kind: TestKind = "stdin_stdout"
     function_name: str | None = None  # of a functional test
+    or_output: str | None = None  # what is right too: some sets put the result of a function into a list of one
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(TestKind) or (self.kind == "functional" and not self.function_name):
@@ -99,9 +101,17 @@ def _test(test: object, function_name: object) -> CodeTest | None:
     name = fields.get("fn_name") or own or function_name
     if kind is None or "input" not in fields or "output" not in fields or (kind == "functional" and not name):
         return None
-    return CodeTest(
-        _as_text(fields["input"]), _as_text(fields["output"]), kind, str(name) if kind == "functional" else None
-    )
+    given, wanted = fields["input"], fields["output"]
+    if kind == "stdin_stdout":
+        return CodeTest(_as_text(given), _as_text(wanted))
+    if isinstance(given, str):
+        return CodeTest(given, _as_text(wanted), kind, str(name))
+    if not isinstance(given, list):
+        return None
+    arguments = "\n".join(json.dumps(argument) for argument in cast("list[object]", given))
+    alone = cast("list[object]", wanted) if isinstance(wanted, list) else []
+    or_output = json.dumps(alone[0]) if len(alone) == 1 else None
+    return CodeTest(arguments, json.dumps(wanted), kind, str(name), or_output)
 
 
 def _json(value: object) -> object:
@@ -115,7 +125,7 @@ def _json(value: object) -> object:
 
 
 def _as_text(value: object) -> str:
-    """As a program reads or writes it: lines of text, or JSON."""
+    """As a program reads or writes it: lines of text; or JSON."""
     if isinstance(value, list) and all(isinstance(line, str) for line in cast("list[object]", value)):
         return "\n".join(cast("list[str]", value))
     return value if isinstance(value, str) else json.dumps(value)

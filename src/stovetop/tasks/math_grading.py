@@ -2,7 +2,8 @@ r"""Whether an answer to a mathematical problem is right: where the answer stand
 the reference: as text, as a number, or by algebra (math-verify and sympy, the extra `math`).
 
 Algebra may take for ever on what a policy writes, and may crash. `MathGrader` therefore does it in worker processes,
-with a time limit that holds on any thread.
+with a time limit that holds on any thread; and each comparison in a copy of its process, which ends with it, so that no
+answer can change how the next ones are compared.
 """
 
 import logging
@@ -18,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from stovetop.errors import GradeError, MissingExtra
+from stovetop.rl.forked import in_a_copy
 from stovetop.rl.process_pool import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -327,7 +329,7 @@ def grade_number(given: str, reference: str) -> Verdict:
 @dataclass(slots=True)
 class MathGrader:
     r"""Grades in worker processes, which start when an answer first needs algebra. An answer that hangs or breaks the
-    comparison costs one process and is undecided; a reference that does so when compared with itself is a GradeError,
+    comparison is undecided; a reference that does so when compared with itself is a GradeError,
     for then no answer could have been right.
 
         with WorkerPool(2, prepare=prepare_worker) as pool:
@@ -360,7 +362,9 @@ class MathGrader:
             return Verdict.UNDECIDED
 
     def _run(self, compare: Callable[[str, str], bool], given: str, reference: str) -> bool:
-        return self.pool.run(compare, given, reference, timeout_s=self.timeout_s, name="a comparison of answers")
+        return self.pool.run(
+            in_a_copy, compare, given, reference, timeout_s=self.timeout_s, name="a comparison of answers"
+        )
 
 
 def _verdict(is_same: bool) -> Verdict:

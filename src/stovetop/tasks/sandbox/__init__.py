@@ -6,6 +6,15 @@ says what a sandbox is, a small Protocol, for one of your own; `bubblewrap` make
 """
 
 from stovetop.tasks.sandbox.bubblewrap import BubblewrapSandbox, find_sandbox
-from stovetop.tasks.sandbox.types import ANSWER_FD, Completed, Ending, Limits, Sandbox
+from stovetop.tasks.sandbox.types import ANSWER_FD, DEFAULT_LIMITS, Completed, Ending, Limits, Sandbox
 
-__all__ = ["ANSWER_FD", "BubblewrapSandbox", "Completed", "Ending", "Limits", "Sandbox", "find_sandbox"]
+__all__ = [
+    "ANSWER_FD",
+    "DEFAULT_LIMITS",
+    "BubblewrapSandbox",
+    "Completed",
+    "Ending",
+    "Limits",
+    "Sandbox",
+    "find_sandbox",
+]

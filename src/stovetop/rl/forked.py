@@ -1,0 +1,36 @@
+"""A call in a copy of this process: whatever it changes goes with the copy. For worker processes, which have one thread
+that does the work.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TypeVarTuple
+
+from stovetop.errors import WorkerDied
+
+Ts = TypeVarTuple("Ts")
+
+_YES, _NO = b"yes", b"no"
+
+
+def in_a_copy(question: Callable[[*Ts], bool], *arguments: *Ts) -> bool:
+    """The answer to a question of yes or no, asked in a fork. A RuntimeError has the words of what was raised there; a
+    WorkerDied says that the copy ended before it answered."""
+    answer_fd, write_fd = os.pipe()
+    copy = os.fork()
+    if copy == 0:
+        try:
+            os.write(write_fd, _YES if question(*arguments) else _NO)
+        except BaseException as error:
+            os.write(write_fd, f"{type(error).__name__}: {error}".encode()[:4096])
+        finally:
+            os._exit(0)
+    os.close(write_fd)
+    with open(answer_fd, "rb") as file:
+        answer = file.read()
+    os.waitpid(copy, 0)
+    if answer in (_YES, _NO):
+        return answer == _YES
+    if not answer:
+        raise WorkerDied(f"the process of {question.__name__} ended before it answered")
+    raise RuntimeError(answer.decode(errors="replace"))
