@@ -82,6 +82,13 @@ def test_assertions_that_never_end_are_an_error(grader: AssertionGrader):
         quick.grade("def f(x): return 2", AssertedProblem("A question.", ("f",), "while True: f(1)"))
 
 
+def test_what_is_called_only_sometimes_is_answered_where_it_was_called_before(grader: AssertionGrader):
+    problem = AssertedProblem("A question.", ("f",), "assert f(1) == 0 or f(1) == 2 or f({'a', 'b', 'c'}) == 3")
+    assert grader.grade("def f(x): return 2", problem).is_correct
+    assert grader.grade("def f(x): return 3", problem).is_correct
+    assert not grader.grade("def f(x): return 1", problem).is_correct
+
+
 def test_a_name_that_no_answer_gave_a_value_is_the_programs_fault(grader: AssertionGrader):
     assertions = "for last in f(3): pass\nassert last == 2"
     problem = AssertedProblem("A question.", ("f",), assertions)

@@ -30,7 +30,7 @@ def encoded(value: Any) -> Any:
             return {"dict": [[encoded(key), encoded(each)] for key, each in dict.items(value)]}
         case set() | frozenset():
             kind = "set" if isinstance(value, set) else "frozenset"
-            return {kind: [encoded(each) for each in value]}
+            return {kind: sorted((encoded(each) for each in value), key=repr)}  # in no order of their hashes
         case bytes():
             return {"bytes": bytes.decode(value, "latin-1")}
         case complex():
