@@ -16,11 +16,8 @@ from typing import Annotated
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
-from stovetop.datasets import Split
-from stovetop.kitchen import Finished, Phase, RunConfig, run_phases, stage
+from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
 from stovetop.kitchen.phases import check_phases, config_from
-from stovetop.kitchen.stages.rl import Builders
-from stovetop.kitchen.stages.supervised import Chats
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
 from stovetop.recipes.settings import (
     Count,
@@ -32,11 +29,9 @@ from stovetop.recipes.settings import (
     check_renderer_name,
     check_weights,
 )
-from stovetop.renderers.base import Renderer
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole, number
-from stovetop.runs import Run
-from stovetop.tasks.guess_number import GuessNumberGroupBuilder, example_games, numbers
+from stovetop.tasks.guess_number import build_games, numbers, show_games
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
@@ -105,38 +100,6 @@ class ShowConfig(Game):
     batch_size: Positive
     learning_rate: LearningRate
     num_epochs: Positive
-
-
-@stage(writes="chats")
-def show_games(
-    num_numbers: int, test_size: int, max_turns: int, num_games: int, attention: float, seed: int, run: Run
-) -> Chats:
-    """Games about numbers that are not held out."""
-    hidden = numbers(num_numbers, test_size).train
-    games = example_games(
-        hidden, num_games, num_numbers=num_numbers, max_turns=max_turns, attention=attention, seed=seed
-    )
-    run.emit("dataset.load", dataset="example games", num_train=len(games), num_test=0)
-    return Split(list(enumerate(games)), [])
-
-
-@stage(writes=("builders", "test_builders"))
-def build_games(
-    num_numbers: int,
-    test_size: int,
-    max_turns: int,
-    renderer: Renderer,
-    group_size: int,
-    run: Run,
-    max_prompt_tokens: int | None = None,
-) -> Builders:
-    """`group_size` games for each number, and four for those held out."""
-    train, test = (
-        [GuessNumberGroupBuilder(hidden, renderer, size, num_numbers, max_turns, max_prompt_tokens) for hidden in part]
-        for part, size in zip(numbers(num_numbers, test_size), (group_size, 4), strict=True)
-    )
-    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
-    return Builders(train, test)
 
 
 def supervised(config: Config, done: Mapping[str, Finished]) -> ShowConfig | None:

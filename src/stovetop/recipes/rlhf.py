@@ -11,15 +11,16 @@ often the reward model prefers it to the others of its group.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated
 
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.checks import check_all, collecting
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
-from stovetop.kitchen.phases import plan_phases
+from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.workflows import PAIRWISE_REINFORCEMENT, REWARD_MODEL
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_basic
@@ -100,17 +101,16 @@ class PolicyConfig(Shared):
     max_steps_off_policy: Count = 0
 
 
-def _shared(config: Config, *more: str) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in (*(each.name for each in fields(Shared)), *more)}
-
-
 def supervised(config: Config, done: Mapping[str, Finished]) -> sl_basic.Config | None:
     """Chats, for a model that answers; not where there is one."""
     if config.sft_checkpoint_path is not None:
         return None
-    return sl_basic.Config(
-        **_shared(config, "max_length", "batch_size"),
+    return config_from(
+        config,
+        sl_basic.Config,
         dataset=config.sft_dataset,
+        test_dataset=None,
+        test_size=4,  # chats that have no test split
         learning_rate=config.sft_learning_rate,
         num_epochs=config.sft_num_epochs,
     )
@@ -120,19 +120,16 @@ def reward(config: Config, done: Mapping[str, Finished]) -> sl_basic.Config | No
     """Comparisons, for a model that judges; not where there is one. What trains it is supervised learning too."""
     if config.rm_weights_path is not None:
         return None
-    return sl_basic.Config(
-        **_shared(config, "dataset", "test_dataset", "test_size", "max_length", "batch_size"),
-        learning_rate=config.rm_learning_rate,
-        num_epochs=config.rm_num_epochs,
-    )
+    return config_from(config, sl_basic.Config, learning_rate=config.rm_learning_rate, num_epochs=config.rm_num_epochs)
 
 
 def reinforcement(config: Config, done: Mapping[str, Finished]) -> PolicyConfig | None:
     """The prompts of the comparisons: the first model answers, the second judges."""
     if not config.run_rl:
         return None
-    return PolicyConfig(
-        **_shared(config, "dataset", "test_dataset", "groups_per_batch", "group_size", "max_tokens", "temperature"),
+    return config_from(
+        config,
+        PolicyConfig,
         test_size=config.rl_test_size,
         load_checkpoint_path=config.sft_checkpoint_path or done["supervised"].state_path,
         rm_weights_path=config.rm_weights_path or done["reward"].sampler_path,
@@ -160,32 +157,34 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    of_chats, *others = (planned.config for planned in plan_phases(PHASES, config))
+    rates = (config.sft_learning_rate, config.rm_learning_rate, config.rl_learning_rate)
+    check_all(
+        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+        lambda: check_data_sets(config),
+        lambda: check_weights(
+            config.base_url,
+            config.model_name,
+            sft_checkpoint_path=config.sft_checkpoint_path,
+            rm_weights_path=config.rm_weights_path,
+        ),
+        *(partial(check_rate, rate, config.model_name) for rate in rates),
+    )
 
-    def check_comparisons() -> None:
-        for own in others:
-            if isinstance(own, sl_basic.Config | PolicyConfig):
-                loaded = data.load(own.dataset, own.test_dataset, own.test_size, revisions=revisions_in(own.log_path))
-                check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
 
+def check_data_sets(config: Config) -> None:
+    """Refuses chats or comparisons that cannot be had or have changed."""
+    of_chats, *of_comparisons = (planned.config for planned in plan_phases(PHASES, config))
     with collecting() as problem:
-        with problem:
-            check_opening(config.log_path, config, config.behavior_if_exists)
         if isinstance(of_chats, sl_basic.Config):
             with problem:
-                sl_basic.check(replace(of_chats, behavior_if_exists=config.behavior_if_exists))
-        with problem:
-            check_comparisons()
-        with problem:
-            check_weights(
-                config.base_url,
-                config.model_name,
-                sft_checkpoint_path=config.sft_checkpoint_path,
-                rm_weights_path=config.rm_weights_path,
-            )
-        for rate in (config.sft_learning_rate, config.rm_learning_rate, config.rl_learning_rate):
-            with problem:
-                check_rate(rate, config.model_name)
+                sl_basic.check_chats(replace(of_chats, behavior_if_exists=config.behavior_if_exists))
+        for own in of_comparisons:
+            if isinstance(own, sl_basic.Config | PolicyConfig):
+                with problem:
+                    loaded = data.load(
+                        own.dataset, own.test_dataset, own.test_size, revisions=revisions_in(own.log_path)
+                    )
+                    check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
 
 
 async def main(config: Config) -> None:

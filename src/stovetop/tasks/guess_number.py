@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stovetop.datasets import Split, split_rows
+from stovetop.kitchen.stage import stage
+from stovetop.kitchen.stages.rl import Builders
+from stovetop.kitchen.stages.supervised import Chats
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
 from stovetop.rl.message_env import EnvFromMessageEnv, MessageStepResult
 from stovetop.rl.problem_env import ProblemDataset
 from stovetop.rl.types import Env, EnvGroupBuilder, StopReason
+from stovetop.runs import Run
 
 NAME = "guess_number"
 NUM_NUMBERS = 1024  # 0..1023
@@ -172,3 +176,38 @@ def _example_game(
         chat.append(_hint(number, guess))
         low, high = (max(low, guess + 1), high) if number > guess else (low, min(high, guess - 1))
     return chat
+
+
+# ---- stages of the recipe -----------------------------------------------------------------------------------------
+
+
+@stage(writes="chats")
+def show_games(
+    num_numbers: int, test_size: int, max_turns: int, num_games: int, attention: float, seed: int, run: Run
+) -> Chats:
+    """Games about numbers that are not held out."""
+    hidden = numbers(num_numbers, test_size).train
+    games = example_games(
+        hidden, num_games, num_numbers=num_numbers, max_turns=max_turns, attention=attention, seed=seed
+    )
+    run.emit("dataset.load", dataset="example games", num_train=len(games), num_test=0)
+    return Split(list(enumerate(games)), [])
+
+
+@stage(writes=("builders", "test_builders"))
+def build_games(
+    num_numbers: int,
+    test_size: int,
+    max_turns: int,
+    renderer: Renderer,
+    group_size: int,
+    run: Run,
+    max_prompt_tokens: int | None = None,
+) -> Builders:
+    """`group_size` games for each number, and four for those held out."""
+    train, test = (
+        [GuessNumberGroupBuilder(hidden, renderer, size, num_numbers, max_turns, max_prompt_tokens) for hidden in part]
+        for part, size in zip(numbers(num_numbers, test_size), (group_size, 4), strict=True)
+    )
+    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
+    return Builders(train, test)
