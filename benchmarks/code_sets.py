@@ -23,9 +23,10 @@ from mutants import mutants_of, nearby
 
 from stovetop.datasets import Row, load_rows
 from stovetop.errors import GradeError
-from stovetop.tasks.assertions import AssertedProblem, AssertionGrader, problem_of
+from stovetop.tasks.assertions import AssertionGrader
 from stovetop.tasks.code import CodeProblem, parse_deepcoder
 from stovetop.tasks.code_grading import CodeGrade, CodeGrader
+from stovetop.tasks.program_sets import ProgramProblem, parse_humaneval, parse_mbpp
 from stovetop.tasks.sandbox import find_sandbox
 
 
@@ -71,14 +72,15 @@ def _rows(source: str) -> Iterator[Row]:
 
 
 def _of_row(grader: CodeGrader, asserting: AssertionGrader, index: int, row: Row, num_mutants: int) -> Counts:
-    solution = _solution(row)
+    parse = parse_humaneval if "entry_point" in row else parse_mbpp if "test_list" in row else parse_deepcoder
+    problem = parse(row)
+    assert isinstance(problem, ProgramProblem | CodeProblem), problem
+    solution = problem.reference if isinstance(problem, ProgramProblem) else _solution(row)
     if solution is None:
         return Counts()
-    problem = problem_of(row, f"row {index}") if "tests" not in row else parse_deepcoder(row)
-    assert isinstance(problem, AssertedProblem | CodeProblem), problem
 
     def grade(code: str) -> CodeGrade:
-        if isinstance(problem, AssertedProblem):
+        if isinstance(problem, ProgramProblem):
             return asserting.grade(code, problem)
         return grader.grade(code, problem.tests)
 
@@ -100,28 +102,24 @@ def _of_row(grader: CodeGrader, asserting: AssertionGrader, index: int, row: Row
 
 
 def _solution(row: Row) -> str | None:
-    if "canonical_solution" in row:
-        return f"{row['prompt']}{row['canonical_solution']}"
     solutions = row.get("solutions")
-    return (
-        str(row["code"]) if "code" in row else str(solutions[0]) if isinstance(solutions, list) and solutions else None
-    )
+    return str(solutions[0]) if isinstance(solutions, list) and solutions else None
 
 
 def _differs(
     grader: CodeGrader,
     asserting: AssertionGrader,
-    problem: AssertedProblem | CodeProblem,
+    problem: ProgramProblem | CodeProblem,
     solution: str,
     mutant: str,
     seed: int,
 ) -> bool:
     """Whether it returns something else for arguments near those of the tests, where the solution returns something."""
-    if not isinstance(problem, AssertedProblem):
+    if not isinstance(problem, ProgramProblem):
         return False
     chooses = random.Random(seed)
     calls = [nearby(call, chooses) for call in asserting.calls_of(problem) for _ in range(8)][:64]
-    said, said_too = (grader.call(f"{problem.preamble}\n{code}", calls)[0] for code in (solution, mutant))
+    said, said_too = (grader.call(code, calls)[0] for code in (solution, mutant))
     return any("is" in one and one != other for one, other in zip(said, said_too, strict=False))
 
 

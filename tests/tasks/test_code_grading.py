@@ -1,4 +1,4 @@
-"""Where a program stands in an answer, what counts as equal, and what becomes of a grader whose sandbox fails. What
+"""How programs run, what counts as equal, and what becomes of a grader whose sandbox fails. What
 programs do to be right without earning it is in `test_grading_attacks.py`.
 """
 
@@ -18,7 +18,7 @@ from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from stovetop.rl.rollouts import ErrorPolicy, MinViableGroup, RetryOnFailure, Rollouts, do_rollouts
 from stovetop.tasks.code import CodeProblem, CodeTest
-from stovetop.tasks.code_grading import CodeGrader, CodingProblem, extract_code, same_tokens, same_value
+from stovetop.tasks.code_grading import CodeGrader, CodingProblem, same_tokens, same_value
 from stovetop.tasks.inside.plain_data import decoded, encoded
 from stovetop.tasks.sandbox import Completed, Limits, Sandbox
 from stovetop.types import ModelInput
@@ -30,27 +30,6 @@ RENDERER = ChatTemplateRenderer(TOKENIZER)
 
 def fenced(code: str, language: str = "python") -> str:
     return f"```{language}\n{code}\n```"
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("Here:\n```python\nprint(1)\n```\nThat is it.", "print(1)\n"),
-        ("```\nprint(1)\n```", "print(1)\n"),
-        ("```py\n1\n```\nor\n```python3\n2\n```", "2\n"),
-        ("```cpp\nint main(){}\n```", "int main(){}\n"),
-        ("  ```python\n  1\n  ```", "  1\n"),
-        ("```python\nprint('```')\n```", "print('```')\n"),
-        ("```python\n1\n```\n```python\n2", "1\n"),
-        ("no code", None),
-        ("```python\nnever closed", None),
-        ("```python\n\n```", None),
-        ("`print(1)`", None),
-        ("", None),
-    ],
-)
-def test_the_last_whole_block_is_the_program(text: str, code: str | None):
-    assert extract_code(text) == code
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.errors import InvalidRequest, SeveralProblems, UnknownName
+from stovetop.errors import InvalidRequest, SandboxUnavailable, SeveralProblems, UnknownName
 from stovetop.evaluation.chats import HeldOutChats
 from stovetop.evaluation.labels import LabelSet
 from stovetop.evaluation.pairwise import PairwiseSet
@@ -12,6 +12,8 @@ from stovetop.evaluation.problems import ProblemSet
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.tasks.evaluation_kinds import Asking
 from stovetop.tasks.evaluation_sets import KINDS, load_sets, open_tools
+from stovetop.tasks.program_sets import ProgramProblem, parse_mbpp
+from stovetop.tasks.sandbox import bubblewrap
 
 RENDERER = ChatTemplateRenderer(ByteTokenizer())
 CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
@@ -107,11 +109,18 @@ def test_an_unknown_name_suggests_the_nearest():
 
 
 def test_what_a_set_is_scored_with_has_to_be_there(tmp_path: Path):
-    programs = load_sets(
-        ["mbpp:" + write(tmp_path / "mbpp.jsonl", {"text": "t", "code": "c", "test_list": ["assert f()"]})]
-    )
-    with pytest.raises(InvalidRequest, match="sandbox"), open_tools(programs):
-        pass
+    row = {"text": "t", "code": "def f(): return 2", "test_list": ["assert f() == 2"]}
+    programs = load_sets(["mbpp:" + write(tmp_path / "mbpp.jsonl", row)])
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(bubblewrap, "installed", list)
+        with pytest.raises(SandboxUnavailable, match="pip install"), open_tools(programs):
+            pass
+    problem = parse_mbpp(row)
+    assert isinstance(problem, ProgramProblem)
+    with open_tools(programs) as tools:  # or the test is skipped
+        assert tools.grade_program is not None
+        assert tools.grade_program("def f(): return 2", problem)
+        assert not tools.grade_program("def f(): return 3", problem)
     with (
         pytest.raises(InvalidRequest, match="pass one \\(--judge"),
         open_tools(load_sets(["pairwise:" + write(tmp_path / "chats.jsonl", CHAT)])),

@@ -7,19 +7,21 @@ from typing import NamedTuple
 
 import pytest
 
-from stovetop.tasks.assertions import AssertedProblem, AssertionGrader
+from stovetop.tasks.assertions import AssertionGrader
 from stovetop.tasks.code import CodeTest
 from stovetop.tasks.code_grading import CodeGrade, CodeGrader
+from stovetop.tasks.program_sets import ProgramProblem
 from stovetop.tasks.sandbox import Limits
 from tasks.sandboxes import the_sandbox
 
 SECRET = 918_273_645  # what is asked for; no program may find it
 FUNCTION = (CodeTest("900000000\n18273645", str(SECRET), "functional", "add"),)
 PROGRAM = (CodeTest("900000000 18273645\n", f"{SECRET}\n"),)
-ASSERTED = AssertedProblem(
-    "Add two numbers.",
-    ("add",),
-    f"""
+ASSERTED = ProgramProblem(
+    id="add",
+    question="Add two numbers.",
+    reference="def add(a, b): return a + b",
+    tests=f"""
 import math
 def check(candidate):
     assert candidate(900_000_000, 18_273_645) == {SECRET}

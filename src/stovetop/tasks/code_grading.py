@@ -1,5 +1,4 @@
-"""Whether a program that a policy wrote does what its tests ask: where it stands in an answer, how it runs, and what
-counts as equal.
+"""Whether a program that a policy wrote does what its tests ask: how it runs, and what counts as equal.
 
 The program runs in a sandbox, once for each test. What it should write or return never goes there: it comes back as
 data, and is compared here. So there is nothing in the sandbox that a program could read, forge or change to be right.
@@ -20,6 +19,7 @@ from stovetop.errors import InvalidRequest
 from stovetop.rules import Whole, number
 from stovetop.tasks.code import CodeProblem, CodeTest
 from stovetop.tasks.inside import plain_data, runner
+from stovetop.tasks.program_sets import last_block
 from stovetop.tasks.sandbox import DEFAULT_LIMITS, Completed, Limits, Sandbox
 
 TOLERANCE = 1e-6  # between numbers that are not whole, of their size, or of 1 where they are smaller
@@ -30,18 +30,7 @@ import bisect, collections, copy, functools, heapq, itertools, math, operator, r
 from bisect import *; from collections import *; from functools import *; from heapq import *; from itertools import *
 from typing import *
 """
-_FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _INSIDE = {path.name: path.read_bytes() for path in (Path(plain_data.__file__), Path(runner.__file__))}
-
-
-def extract_code(text: str) -> str | None:
-    """The last block between ``` and ```, in whatever language it says it is; None without one.
-
-    >>> extract_code("First:\\n```\\n1\\n```\\nBetter:\\n```python\\nprint(2)\\n```")
-    'print(2)\\n'
-    """
-    blocks = _FENCED.findall(text)
-    return blocks[-1] if blocks and blocks[-1].strip() else None
 
 
 class CodeGrade(NamedTuple):
@@ -226,12 +215,12 @@ class CodingProblem:
 
     def check_answer(self, text: str) -> bool:
         """Whether the last block of code passes every test. Waits for a sandbox."""
-        code = extract_code(text)
+        code = last_block(text)
         return code is not None and self.grader.grade(code, self.problem.tests).is_correct
 
     def check_format(self, text: str) -> bool:
         """Whether there is a block of code."""
-        return extract_code(text) is not None
+        return last_block(text) is not None
 
     def get_reference_answer(self) -> str:
         """The tests, since sets have no one right program."""

@@ -24,10 +24,13 @@ from stovetop.preference.reward_model import PreferenceModel
 from stovetop.row_sources import SAMPLE, Term, parse_terms
 from stovetop.tasks import evaluation_kinds as kinds
 from stovetop.tasks import math, math_grading, problems
+from stovetop.tasks.assertions import AssertionGrader
+from stovetop.tasks.code_grading import CodeGrader
 from stovetop.tasks.evaluation_kinds import Kind, LoadedSet, Need, Tools
 from stovetop.tasks.instruction_following import InstructedPrompt, parse_instructions
 from stovetop.tasks.math_grading import grade_here
 from stovetop.tasks.program_sets import ProgramGrader, ProgramProblem, parse_humaneval, parse_mbpp
+from stovetop.tasks.sandbox import find_sandbox
 
 T = TypeVar("T")
 
@@ -222,13 +225,13 @@ def open_tools(
     judge: PreferenceModel | None = None,
     grade_program: ProgramGrader | None = None,
 ) -> Generator[Tools]:
-    """What these sets need to be scored, open within the block: processes that compare mathematics. What runs programs
-    and who judges is passed in."""
+    """What these sets need to be scored, open within the block: processes that compare mathematics, and a sandbox for
+    programs, unless what runs them is passed in. Who judges is."""
     needs = {each.needs for each in loaded}
     if "judge" in needs and judge is None:
         raise InvalidRequest("answers are compared by a judge: pass one (--judge, a model or a checkpoint)")
     if "programs" in needs and grade_program is None:
-        raise InvalidRequest("programs are run in a sandbox: pass a grader that has one")
+        grade_program = AssertionGrader(CodeGrader(find_sandbox()))
     with ExitStack() as stack:
         grade = stack.enter_context(math_grading.open_grader()) if "mathematics" in needs else None
         yield Tools(grade=grade, judge=judge, grade_program=grade_program)

@@ -69,12 +69,16 @@ class Raised(Exception):
     """The program raised where it was called."""
 
 
+class Needs(BaseException):
+    """A call that is not answered yet."""
+
+
 class Broken(BaseException):
     """The assertions cannot be used, whatever the program."""
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
-    """`calls` when there are no answers, else whether it `passed`, and if not, why."""
+    """`calls` when there are no answers, else whether it `passed`, and if not, why; or a call that it `needs` first."""
     calls: dict[str, list[Any]] = {}  # by their text, since the same call is answered once
     answers: list[dict[str, Any]] | None = job["answers"]
     places = {json.dumps(call): index for index, call in enumerate(job["calls"])}
@@ -84,13 +88,15 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             try:
                 made = [name, encoded(list(arguments)), {key: encoded(each) for key, each in named.items()}]
             except TypeError as error:
+                if str(error).endswith("Unknown"):  # it will be made when there is an answer to make it with
+                    return Unknown()
                 raise Broken(f"a function is called with {error}") from error
             if answers is None:
                 calls[json.dumps(made)] = made
                 return Unknown()
             place = places.get(json.dumps(made))
             if place is None:
-                raise Broken("what the assertions call depends on what was answered")
+                raise Needs(made)
             answer = answers[place] if place < len(answers) else {}
             if "is" not in answer:
                 raise Raised(answer.get("raised", "no answer"))
@@ -107,6 +113,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         exec(compile(job["preamble"], "preamble.py", "exec"), namespace)
         namespace.update({name: asked(name) for name in job["functions"]})
         exec(compile(tree, "assertions.py", "exec"), namespace)
+    except Needs as error:
+        return {"needs": error.args[0]}
     except Broken as error:
         return {"broken": str(error)}
     except Exception as error:

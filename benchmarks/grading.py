@@ -1,0 +1,63 @@
+"""What grading programs costs on this machine: the start of a sandbox, and gradings a second, so many at once.
+
+    python benchmarks/grading.py
+
+A grading here is one test of a program that prints the sum of two numbers.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from stovetop.tasks.code import CodeTest
+from stovetop.tasks.code_grading import CodeGrader
+from stovetop.tasks.sandbox import BubblewrapSandbox, find_sandbox
+
+PROGRAM = "print(sum(map(int, input().split())))"
+TESTS = (CodeTest("3 4\n", "7\n"),)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 16])
+    arguments = parser.parse_args()
+    sandbox = find_sandbox()
+    who = "root" if os.geteuid() == 0 else "an ordinary user"
+    print(f"{os.cpu_count()} processors, as {who}, bubblewrap {'.'.join(map(str, sandbox.bwrap.version))}")
+    print(f"a sandbox and a program that does nothing: {1000 * start_s(sandbox):.0f} ms (median of 20)")
+    for at_once in arguments.at_once:
+        print(f"{at_once:3} at once: {gradings_a_second(sandbox, at_once, arguments.seconds):.1f} gradings/s")
+
+
+def start_s(sandbox: BubblewrapSandbox) -> float:
+    """One alone."""
+    times_s: list[float] = []
+    for _ in range(20):
+        begin_s = time.perf_counter()
+        sandbox.run({"program.py": b""}, ["python", "-I", "program.py"])
+        times_s.append(time.perf_counter() - begin_s)
+    return statistics.median(times_s)
+
+
+def gradings_a_second(sandbox: BubblewrapSandbox, at_once: int, seconds: float) -> float:
+    grader = CodeGrader(sandbox, max_at_once=at_once)
+    latest_s = time.perf_counter() + seconds
+
+    def grades(_: int) -> int:
+        number = 0
+        while time.perf_counter() < latest_s:
+            assert grader.grade(PROGRAM, TESTS).is_correct
+            number += 1
+        return number
+
+    begin_s = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as threads:
+        number = sum(threads.map(grades, range(at_once)))
+    return number / (time.perf_counter() - begin_s)
+
+
+if __name__ == "__main__":
+    main()
