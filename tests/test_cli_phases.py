@@ -63,7 +63,7 @@ def test_a_dry_run_checks_all_phases_and_writes_nothing(tmp_path: Path, capsys: 
     assert "The stages: load_problems" in said
     assert list(tmp_path.iterdir()) == []
     given = ["run", "warm_start", *WORDS, f"log_path={tmp_path / 'run'}", "start_path=/weights", "--dry-run"]
-    assert "Phase 1_supervised is not run: the config has what it would leave." in said_by(capsys, *given)
+    assert "Phase 1_supervised is not run: this config does not need it." in said_by(capsys, *given)
 
 
 def test_a_dry_run_finds_what_is_wrong_with_a_later_phase(

@@ -35,7 +35,7 @@ def check_data(
     """Refuses data that differs from what the run in this folder has learnt from. Nothing is written."""
     path = run_path(log_path)
     if behavior_if_exists != "delete" and content_of(path) is Content.RUN:
-        _refuse_changes(path, dataset, sources)
+        refuse_changes(path, dataset, sources)
 
 
 def record_data(path: Path, dataset: str, sources: Sequence[Source]) -> None:
@@ -52,7 +52,9 @@ def revisions_in(log_path: str | Path) -> dict[str, str]:
     return {source.source: source.revision for of_name in stored.values() for source in of_name if source.revision}
 
 
-def _refuse_changes(path: Path, dataset: str, sources: Sequence[Source]) -> None:
+def refuse_changes(path: Path, dataset: str, sources: Sequence[Source]) -> None:
+    """Refuses data that differs from what is noted in this folder, where a run is known to have learnt from it: of a
+    phase without steps, say, which is complete."""
     before = read_data(path).get(dataset)
     if before is None:
         return

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kitchen.stages.configs import DistillationConfig, OffPolicyConfig, TopKConfig, write_chats, write_problems
@@ -13,7 +14,7 @@ from kitchen.test_supervised import checkpoints, rows, weights
 from stovetop.backends import recording
 from stovetop.backends.opened_base import Call
 from stovetop.checkpoints import is_due, resume_or_create, save_final_checkpoint, submit_checkpoint
-from stovetop.client import ServiceClient
+from stovetop.client import ServiceClient, TrainingClient
 from stovetop.datasets import Split
 from stovetop.distillation.datasets import (
     DistillationDatasetConfig,
@@ -22,7 +23,7 @@ from stovetop.distillation.datasets import (
     create_composite_dataset,
 )
 from stovetop.distillation.evaluation import TeacherKLEvaluator
-from stovetop.distillation.on_policy import assemble_sourced_data, incorporate_teacher_kl
+from stovetop.distillation.on_policy import SourcedDatum, assemble_sourced_data, incorporate_teacher_kl
 from stovetop.distillation.teachers import TeacherConfig, create_teachers
 from stovetop.errors import StageFailed
 from stovetop.kitchen import stage
@@ -32,7 +33,7 @@ from stovetop.kitchen.workflow import Workflow
 from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION, TOPK_DISTILLATION
 from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers import get_renderer
-from stovetop.renderers.base import Renderer
+from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.renderers.messages import Message
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.metrics import compute_kl_sample_train, compute_trajectory_metrics
@@ -40,7 +41,9 @@ from stovetop.rl.rollouts import RetryOnFailure, do_rollouts
 from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.steps import train_step
 from stovetop.runs import load, open_run
-from stovetop.types import AdamParams
+from stovetop.supervised.data import conversations_to_data
+from stovetop.types import AdamParams, Datum
+from tiny_service import open_tiny
 
 NUM_STEPS = 6  # of two epochs: nine prompts to train on, three a step
 
@@ -123,10 +126,48 @@ def test_on_policy_it_is_the_flat_loop_in_every_metric_and_to_the_bit(config: Di
     assert checkpoints(config.log_path) == checkpoints(flat.log_path) == [("000002", 2), ("000004", 4), ("final", 6)]
 
 
-def test_the_student_comes_nearer_to_its_teacher(config: DistillationConfig) -> None:
-    asyncio.run(train(replace(config, num_epochs=12, group_size=8, eval_every=99, save_every=0)))
-    found = [row["test/teacher_kl"] for row in rows(config.log_path) if "test/teacher_kl" in row]
-    assert found[-1] < found[0] / 2
+def taught_letters(client: TrainingClient) -> str:
+    """Weights that answer in small letters, whichever."""
+    renderer = get_renderer("chat_template", client.get_tokenizer())
+    drawn = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (64, 3))
+    chats = [
+        [Message(role="user", content=f"q{index % 9}"), Message(role="assistant", content="".join(letters))]
+        for index, letters in enumerate(drawn)
+    ]
+    data_D = conversations_to_data(chats, renderer, None, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
+    for _ in range(15):
+        client.forward_backward(data_D, "cross_entropy")
+        client.optim_step(AdamParams(0.03))
+    path = client.save_weights_for_sampler("teacher").result().path
+    assert path is not None
+    return path
+
+
+@stage(writes="data_D")
+def without_penalty(sourced_D: list[SourcedDatum]) -> list[Datum]:
+    return [sourced.datum for sourced in sourced_D]
+
+
+def test_a_transformer_comes_twice_as_near_to_its_teacher_and_by_the_penalty_alone(
+    config: DistillationConfig, tmp_path: Path
+) -> None:
+    def distances(config: DistillationConfig, workflow: Workflow) -> list[float]:
+        with open_run(config.log_path, config, console=False) as run:
+            asyncio.run(workflow.run(config, service=tiny.service, run=run))
+        return [row["test/teacher_kl"] for row in rows(config.log_path) if "test/teacher_kl" in row]
+
+    with open_tiny(tmp_path / "tiny") as tiny:
+        teacher = taught_letters(tiny.service.create_lora_training_client(tiny.model, rank=8).result())
+        config = replace(
+            config, model_name=tiny.model, teacher_model_name=tiny.model, teacher_checkpoint_path=teacher,
+            num_epochs=4, group_size=8, max_tokens=2, learning_rate=0.01, centres_teacher_kl=True, eval_every=99,
+            save_every=0,
+        )  # fmt: skip
+        first, last = distances(config, DISTILLATION)
+        idle = replace(config, log_path=f"{config.log_path}-without", max_steps=2, centres_teacher_kl=False)
+        unmoved = distances(idle, DISTILLATION.replace("incorporate_teacher_kl", without_penalty))
+    assert last < first / 2
+    assert unmoved == [first, first]
 
 
 def test_each_step_trains_on_fresh_answers_of_the_student(config: DistillationConfig) -> None:

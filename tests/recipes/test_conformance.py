@@ -5,8 +5,9 @@ What is true of one recipe alone is in a file of its own.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from inspect import getsource
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from stovetop.cli import main
 from stovetop.cli.loading import load_recipe, phases_of, presets_of, workflow_of
 from stovetop.client import ServiceClient
+from stovetop.data_record import DATA_FILE
 from stovetop.kitchen.phases import plan_phases
 from stovetop.kitchen.run_config import RunConfig
 from stovetop.recipes import RECIPES
@@ -47,6 +49,21 @@ RL_LOOP = (
     "initial_policies do_rollout compute_advantages assemble_rl_batch evaluate schedule train_step save_checkpoint "
     f"freeze_policy log_rl_metrics log_step record_checkpoint {END}"
 )
+TEACHER = (  # an epoch of one step
+    f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch evaluate "
+    "schedule forward_backward optim_step await_forward_backward await_optim_step log_step_metrics log_step "
+    f"log_epoch_metrics {END}"
+)
+ON_POLICY_LOOP = (
+    f"init_teachers build_prompt_dataset make_teacher_evaluators {PLAN} make_policy_loss choose_sampling "
+    f"initial_policies do_rollout assemble_distillation_batch incorporate_teacher_kl evaluate schedule train_step "
+    f"save_checkpoint freeze_policy log_on_policy_metrics log_step record_checkpoint {END}"
+)
+DISTILLATION = (
+    "dataset=sample:tickets", "test_size=4", "teacher_dataset=sample:chats", "teacher_model_name=any/model",
+    "teacher_batch_size=20", "teacher_learning_rate=0.1", "groups_per_batch=2", "group_size=2", "max_tokens=4",
+    "learning_rate=0.1", "max_steps_off_policy=1", "save_every=1", "eval_every=2",
+)  # fmt: skip
 ENTRIES: dict[str, Entry] = {
     "sl_loop": Entry(
         ("dataset=sample:chats", "batch_size=8", "epochs=1", "learning_rate=0.1", "save_every=1", "eval_every=2"),
@@ -134,14 +151,25 @@ ENTRIES: dict[str, Entry] = {
          "max_steps=3", "learning_rate=0.1", "save_every=1", "eval_every=2"),
         {"num_epochs": 4, "learning_rate": 1e-4, "lr_schedule": "linear", "eval_every": 5, "save_every": 20,
          "batch_size": 128, "max_length": 32768, "lora_rank": 32, "temperature": 0.15, "max_tokens": 1000},
-        f"load_texts load_prompt init_prompted_teacher write_answers / load_dataset {SESSION} "
+        f"load_texts load_prompt init_prompted_teacher write_answers / load_named_chats {SESSION} "
         f"build_supervised_dataset make_batches make_agreement_evaluators {PLAN} {SUPERVISED_LOOP}",
     ),
     "on_policy_distillation": Entry(
-        defaults={"dataset": "deepmath", "groups_per_batch": 1024, "max_tokens": 4096, "learning_rate": 1e-4,
-                  "lora_rank": 128, "mode": "on_policy"}
+        (*DISTILLATION, "max_steps=2"),
+        {"dataset": "deepmath", "groups_per_batch": 1024, "max_tokens": 4096, "learning_rate": 1e-4,
+         "lora_rank": 128, "mode": "on_policy"},
+        f"{TEACHER} / load_named_prompts {SESSION} choose_teacher choose_prompt_batching choose_sources "
+        f"{ON_POLICY_LOOP}",
     ),
-    "distill_composite": Entry(defaults={"dataset": "deepmath", "second_dataset": "tulu3"}),
+    "distill_composite": Entry(
+        (*DISTILLATION, "second_dataset=sample:sorting", "second_teacher_dataset=sample:chats",
+         "second_teacher_model_name=any/model", "second_groups_per_batch=1", "max_steps=2"),
+        {"dataset": "deepmath", "second_dataset": "tulu3", "groups_per_batch": 512, "second_groups_per_batch": 512,
+         "max_tokens": 4096, "learning_rate": 1e-4, "lora_rank": 128},
+        f"{TEACHER} / {TEACHER} / load_named_prompts load_second_prompts {SESSION} choose_teacher "
+        "choose_second_teacher choose_prompt_batching choose_first_source choose_second_source join_sources "
+        f"{ON_POLICY_LOOP}",
+    ),
     "sort_digits_demo": Entry(),
 }  # fmt: skip
 RUN_HERE = [name for name, entry in ENTRIES.items() if entry.words]
@@ -237,12 +265,24 @@ def test_a_dry_run_writes_nothing(name: str, tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a complete run of a recipe."""
+
+    @cache
+    def run(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name) / "whole"
+        assert main(words_of(name, folder)) == 0
+        return folder
+
+    return run
+
+
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_it_runs_and_where_it_was_interrupted_it_goes_on_to_the_same_rows_and_weights(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, whole_run: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, interrupted = tmp_path / "whole", tmp_path / "interrupted"
-    assert main(words_of(name, whole)) == 0
+    whole, interrupted = whole_run(name), tmp_path / "interrupted"
     assert num_rows(whole) >= 2
     assert stages_of(whole) == ENTRIES[name].stages
     for row in (1, num_rows(whole) - 1):
@@ -252,6 +292,24 @@ def test_it_runs_and_where_it_was_interrupted_it_goes_on_to_the_same_rows_and_we
         assert num_rows(interrupted) == row
     assert main(["resume", str(interrupted)]) == 0
     assert outcome(interrupted) == outcome(whole)
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_a_dry_run_refuses_data_that_is_not_what_the_run_has_learnt_from(
+    name: str, whole_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The data of every phase. What is changed here is what the run has noted of it."""
+    whole = whole_run(name)
+    records = [run / DATA_FILE for run in runs_in(whole) if (run / DATA_FILE).exists()]
+    assert (records != []) == any("dataset=" in word for word in ENTRIES[name].words)
+    for record in records:
+        noted = json.loads(record.read_text())
+        for dataset, sources in noted.items():
+            changed = [{**source, "num_rows": source["num_rows"] + 1} for source in sources]
+            record.write_text(json.dumps(noted | {dataset: changed}))
+            assert main(words_of(name, whole, "--dry-run")) == 2, f"{dataset} in {record}"
+            assert "has changed since it was begun" in capsys.readouterr().err
+        record.write_text(json.dumps(noted))
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -105,14 +105,15 @@ def dies_in(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PHASES", tuple(dying))
 
 
+@pytest.mark.slow  # test_conformance has short ones
 @pytest.mark.parametrize(
     ("kind", "phase"),
     [
-        pytest.param("on_policy", "teacher", marks=pytest.mark.slow),
+        ("on_policy", "teacher"),
         ("on_policy", "on_policy"),
-        pytest.param("off_policy", "off_policy", marks=pytest.mark.slow),
-        pytest.param("composite", "second_teacher", marks=pytest.mark.slow),
-        pytest.param("composite", "student", marks=pytest.mark.slow),
+        ("off_policy", "off_policy"),
+        ("composite", "second_teacher"),
+        ("composite", "student"),
     ],
 )
 def test_a_run_that_is_killed_in_any_phase_and_resumed_is_the_run_that_would_have_been(

@@ -169,7 +169,7 @@ def phases_as_text(phases: "Sequence[Phase[Any]]", config: "DataclassInstance", 
 
     for phase, folder, own, is_complete, _ in plan_phases(phases, cast("RunConfig", config)):
         if own is None:
-            yield f"Phase {folder.name} is not run: the config has what it would leave."
+            yield f"Phase {folder.name} is not run: this config does not need it."
             continue
         yield f"Phase {folder.name}{' is complete' if is_complete else ''}, in {folder}:"
         yield from (f"  {field.name}={getattr(own, field.name)}" for field in dataclasses.fields(own))

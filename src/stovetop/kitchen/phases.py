@@ -71,8 +71,8 @@ class Finished:
 @dataclass(frozen=True)
 class Phase(Generic[ConfigT]):
     """One of several runs in a row. `config_of(config, done)` makes its config of that of the whole and of what earlier
-    phases have left, by name; or returns None where the user gives what the phase would leave, and it is not run. The
-    fields of RunConfig are then those of the whole, but for the folder.
+    phases have left, by name; or returns None where it is not to be run: the user gives what it would leave, or has
+    chosen another phase. The fields of RunConfig are then those of the whole, but for the folder.
 
         def reinforcement(config: Config, done: Mapping[str, Finished]) -> RLConfig:
             return RLConfig(load_checkpoint_path=done["supervised"].state_path, ...)

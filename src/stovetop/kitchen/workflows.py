@@ -244,7 +244,8 @@ PAIRWISE_REINFORCEMENT = (
 # ---- learning from a teacher -----------------------------------------------------------------------------------------
 
 # On-policy: prompts in, a student that answers as its teacher would out. The student writes, the teacher scores every
-# token. Several datasets, each with a teacher of its own: replace `load_prompts` and `choose_sources`.
+# token. For several datasets, each with a teacher of its own, use `load_prompts`, `choose_teacher` and `choose_sources`
+# once for each.
 DISTILLATION = Workflow(
     "distillation",
     load_prompts,

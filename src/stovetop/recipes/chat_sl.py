@@ -14,7 +14,7 @@ from typing import Annotated
 import stovetop
 from stovetop.checks import check_all
 from stovetop.client import ServiceClient
-from stovetop.data_record import revisions_in
+from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import When
 from stovetop.kitchen.stages.evaluation import evaluate_infrequently, evaluates_infrequently
 from stovetop.recipes import sl_basic
@@ -62,7 +62,8 @@ def check(config: Config) -> None:
 def check_data_sets(config: Config) -> None:
     """Refuses chats or problems that cannot be had or have changed, and a warm-up that is longer than the run."""
     sl_basic.check_chats(config)
-    load_inline_evals(config.inline_evals, revisions_in(config.log_path))
+    for each in load_inline_evals(config.inline_evals, revisions_in(config.log_path)):
+        check_data(config.log_path, f"inline {each.name}", each.sources, config.behavior_if_exists)
 
 
 async def main(config: Config) -> None:

@@ -6,38 +6,27 @@ and says how one learns from it.
     stovetop run distill_composite:small    without a network: one teacher learns to sort, one to write kitchen tickets
 
 The distances to the teachers are `teacher_kl/dataset_0` and `teacher_kl/dataset_1`. With `teacher_dataset` and
-`second_teacher_dataset` the teachers are trained first, in phases of their own. For more than two, `choose_two_sources`
-is the stage to replace.
+`second_teacher_dataset` the teachers are trained first, in phases of their own. For more than two, STUDENT
+takes a third as it does the second.
 """
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import stovetop
 from stovetop.checks import check_all
-from stovetop.datasets import Split
 from stovetop.distillation.datasets import DistillationDatasetConfig
-from stovetop.distillation.teachers import TeacherConfig
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases, stage
-from stovetop.kitchen.phases import config_from
-from stovetop.kitchen.stages.distillation import PromptBatching, source_of
+from stovetop.kitchen.phases import config_from, plan_phases
+from stovetop.kitchen.stages.distillation import choose_sources, choose_teacher
 from stovetop.kitchen.workflows import DISTILLATION
 from stovetop.recipes import sl_basic
 from stovetop.recipes.settings import Positive, check_rate, check_weights
-from stovetop.recipes.students import (
-    DistillationConfig,
-    ScoredConfig,
-    check_config,
-    check_prompts,
-    check_teacher_phase,
-    teacher_phase,
-)
-from stovetop.renderers.base import Renderer
-from stovetop.renderers.messages import Message
-from stovetop.runs import Run
-from stovetop.tasks import prompts
+from stovetop.recipes.students import DistillationConfig, ScoredConfig, check_config, check_phase, teacher_phase
+from stovetop.tasks.prompts import load_named_prompts
 from stovetop.tracking.configs import MAY_CHANGE
 
 
@@ -82,54 +71,36 @@ def second_teacher(config: Config, done: Mapping[str, Finished]) -> sl_basic.Con
 # ---- the student -----------------------------------------------------------------------------------------------------
 
 
-@stage(writes="prompt_sets")
-def load_two_datasets(
-    dataset: str, second_dataset: str, run: Run, test_size: int = 0, seed: int = 0
-) -> dict[str, Split[list[Message]]]:
-    """The prompts of each to train on, and those held out."""
-    sets: dict[str, Split[list[Message]]] = {}
-    for name in (dataset, second_dataset):
-        loaded = prompts.load(name, None, test_size, seed, run.revisions)
-        run.record_data(name, loaded)
-        sets[name] = Split(loaded.train, loaded.test)
-    return sets
-
-
-@stage(writes="teacher_configs")
-def choose_two_teachers(
-    teacher_model_name: str,
-    second_teacher_model_name: str,
-    teacher_checkpoint_path: str | None,
-    second_teacher_checkpoint_path: str | None,
-) -> tuple[TeacherConfig, ...]:
-    """Each a base model as it is, or a saved checkpoint of it."""
-    return (
-        TeacherConfig(base_model=teacher_model_name, load_checkpoint_path=teacher_checkpoint_path),
-        TeacherConfig(base_model=second_teacher_model_name, load_checkpoint_path=second_teacher_checkpoint_path),
-    )
-
-
 @stage(writes="sources")
-def choose_two_sources(
-    prompt_sets: dict[str, Split[list[Message]]],
-    teacher_configs: tuple[TeacherConfig, ...],
-    groups_per_batch: int,
-    second_groups_per_batch: int,
-    renderer: Renderer,
-    prompt_batching: PromptBatching,
+def join_sources(
+    first_source: list[DistillationDatasetConfig], second_source: list[DistillationDatasetConfig]
 ) -> list[DistillationDatasetConfig]:
     """Each data set with its teacher and its share of a batch."""
-    shares = (groups_per_batch, second_groups_per_batch)
-    return [
-        source_of(split, teacher, share, renderer, prompt_batching, dataset_name=name)
-        for (name, split), teacher, share in zip(prompt_sets.items(), teacher_configs, shares, strict=True)
-    ]
+    return [*first_source, *second_source]
 
 
+load_second_prompts = load_named_prompts.using(
+    "load_second_prompts", dataset="second_dataset", prompts="second_prompts"
+)
+choose_second_teacher = choose_teacher.using(
+    "choose_second_teacher",
+    teacher_model_name="second_teacher_model_name",
+    teacher_checkpoint_path="second_teacher_checkpoint_path",
+    teacher_config="second_teacher_config",
+)
+choose_first_source = choose_sources.using("choose_first_source", prompts_name="dataset", sources="first_source")
+choose_second_source = choose_sources.using(
+    "choose_second_source",
+    prompts="second_prompts",
+    prompts_name="second_dataset",
+    teacher_config="second_teacher_config",
+    groups_per_batch="second_groups_per_batch",
+    sources="second_source",
+)
 STUDENT = (
-    DISTILLATION.replace("load_prompts", load_two_datasets)
-    .replace("choose_teacher", choose_two_teachers)
-    .replace("choose_sources", choose_two_sources)
+    DISTILLATION.replace("load_prompts", load_named_prompts, load_second_prompts)
+    .insert_after("choose_teacher", choose_second_teacher)
+    .replace("choose_sources", choose_first_source, choose_second_source, join_sources)
     .named("composite_distillation")
 )
 
@@ -163,15 +134,17 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    first, second = config.teacher_checkpoint_path, config.second_teacher_checkpoint_path
+    *teachers, own = (planned.config for planned in plan_phases(PHASES, config))
+    assert isinstance(own, StudentConfig)
+    second = replace(own, dataset=own.second_dataset, groups_per_batch=own.second_groups_per_batch)
+    first_path, second_path = config.teacher_checkpoint_path, config.second_teacher_checkpoint_path
     check_all(
-        lambda: check_prompts(config, config.dataset, config.groups_per_batch),
-        lambda: check_prompts(config, config.second_dataset, config.second_groups_per_batch),
+        *(partial(check_phase, each, config.behavior_if_exists) for each in (*teachers, own, second)),
         lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_weights(config.base_url, config.teacher_model_name, teacher_checkpoint_path=first),
-        lambda: check_weights(config.base_url, config.second_teacher_model_name, second_teacher_checkpoint_path=second),
-        lambda: check_teacher_phase(first_teacher(config, {})),
-        lambda: check_teacher_phase(second_teacher(config, {})),
+        lambda: check_weights(config.base_url, own.teacher_model_name, teacher_checkpoint_path=first_path),
+        lambda: check_weights(
+            config.base_url, own.second_teacher_model_name, second_teacher_checkpoint_path=second_path
+        ),
         lambda: check_rate(config.learning_rate, config.model_name),
     )
 

@@ -12,13 +12,14 @@ Student and teacher must have one tokenizer and one renderer: `renderer_name=qwe
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Literal
 
 import stovetop
 from stovetop.checks import check_all
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases
-from stovetop.kitchen.phases import config_from
+from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.stages.distillation import build_distillation_dataset, make_teacher_completer
 from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION
 from stovetop.recipes import sl_basic
@@ -28,8 +29,7 @@ from stovetop.recipes.students import (
     ScoredConfig,
     StudentConfig,
     check_config,
-    check_prompts,
-    check_teacher_phase,
+    check_phase,
     teacher_phase,
 )
 from stovetop.tasks import prompts
@@ -99,10 +99,9 @@ def check(config: Config) -> None:
     checkpoint = config.teacher_checkpoint_path
     check_all(
         lambda: _check_mode(config),
-        lambda: check_prompts(config, config.dataset, config.groups_per_batch),
+        *(partial(check_phase, each.config, config.behavior_if_exists) for each in plan_phases(PHASES, config)),
         lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
         lambda: check_weights(config.base_url, config.teacher_model_name, teacher_checkpoint_path=checkpoint),
-        lambda: check_teacher_phase(teacher(config, {})),
         lambda: check_rate(config.learning_rate, config.model_name),
     )
 

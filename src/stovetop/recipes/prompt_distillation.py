@@ -11,23 +11,23 @@ alone. The published task is to say in which language a text is, by a page of ru
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import stovetop
 from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
-from stovetop.datasets import load_chats, split_rows
+from stovetop.data_record import refuse_changes, revisions_in
+from stovetop.datasets import split_rows
 from stovetop.distillation.prompted import compile_answer_pattern
 from stovetop.kitchen import Finished, Phase, RunConfig, Workflow, run_phases, stage
-from stovetop.kitchen.phases import config_from
+from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.stages.prompted import (
     CHATS_FILE,
     init_prompted_teacher,
     make_agreement_evaluators,
     write_answers,
 )
-from stovetop.kitchen.workflows import SUPERVISED
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_basic
 from stovetop.recipes.settings import (
@@ -129,7 +129,7 @@ PHASES = (
     ),
     Phase(
         "student",
-        SUPERVISED.replace("make_evaluators", make_agreement_evaluators),
+        sl_basic.WORKFLOW.replace("make_evaluators", make_agreement_evaluators),
         student,
         columns=("learning_rate", "train_mean_nll", "test/nll", "agreement/env/all/correct", "grad_norm", "time/step"),
     ),
@@ -152,14 +152,17 @@ def check(config: Config) -> None:
 
 
 def check_texts(config: Config) -> None:
-    """Refuses texts, a prompt or chats that cannot be had, and a test set that leaves nothing to train on."""
-    if config.file_path is None:
+    """Refuses texts, a prompt or chats that cannot be had or have changed, and a test set that leaves nothing to train
+    on."""
+    with_prompt, without = plan_phases(PHASES, config)
+    if with_prompt.config is not None:
         languages.load_prompt(config.prompt)
-        num = len(set(languages.load_texts(config.dataset).train))
-    else:
-        num = len(load_chats(config.file_path))
-    if config.run_training:
-        split_rows(range(num), config.test_size)
+        texts = languages.load_texts(config.dataset, config.seed, revisions_in(with_prompt.folder))
+        if with_prompt.is_complete:
+            refuse_changes(with_prompt.folder, config.dataset, texts.sources)
+        split_rows(list(dict.fromkeys(texts.train)), config.test_size if config.run_training else 0)
+    if isinstance(without.config, sl_basic.Config) and (with_prompt.config is None or with_prompt.is_complete):
+        sl_basic.check_chats(replace(without.config, behavior_if_exists=config.behavior_if_exists))
 
 
 async def main(config: Config) -> None:

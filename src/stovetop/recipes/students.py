@@ -1,11 +1,12 @@
 """What the recipes of distillation share: the fields of their configs, and how a teacher is trained that there is not
 yet."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
+from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_basic
@@ -17,14 +18,15 @@ from stovetop.recipes.settings import (
     NotNegative,
     Positive,
     Temperature,
-    check_at_most,
     check_num_steps,
     check_policy_loss,
     check_renderer_name,
 )
+from stovetop.renderers.base import TrainOnWhat
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import number
-from stovetop.tasks import chats, prompts
+from stovetop.run_folder import BehaviorIfExists
+from stovetop.tasks import prompts
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank, Seed
 
@@ -99,8 +101,8 @@ def check_config(config: DistillationConfig) -> None:
 def teacher_phase(
     config: DistillationConfig, model_name: str, dataset: str | None, checkpoint_path: str | None
 ) -> sl_basic.Config | None:
-    """For the `config_of` of a phase: a teacher that there is not yet learns from chats, of which the run's `test_size`
-    are held out; those of its student's prompts, where these are of the same data set."""
+    """For the `config_of` of a phase: a teacher that there is not yet learns the last answers of chats, of which the
+    run's `test_size` are held out; those of its student's prompts, where these are of the same data set."""
     if dataset is None or checkpoint_path is not None:
         return None
     return sl_basic.Config(
@@ -108,6 +110,7 @@ def teacher_phase(
         test_size=config.test_size,
         model_name=model_name,
         renderer_name=config.renderer_name,
+        train_on_what=TrainOnWhat.LAST_ASSISTANT_MESSAGE,
         learning_rate=config.teacher_learning_rate,
         num_epochs=config.teacher_num_epochs,
         batch_size=config.teacher_batch_size,
@@ -119,14 +122,12 @@ def teacher_phase(
     )
 
 
-def check_prompts(config: DistillationConfig, dataset: str, groups_per_batch: int) -> None:
-    """Refuses prompts that are not to be had, and a warm-up that is longer than the run on them."""
-    num_prompts = len(prompts.load(dataset, test_size=config.test_size, seed=config.seed).train)
-    check_num_steps(num_prompts, groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
-
-
-def check_teacher_phase(own: sl_basic.Config | None) -> None:
-    """Refuses chats that are not to be had or too few, where there is such a phase."""
-    if own is not None:
-        num_train = len(chats.load(own.dataset, test_size=own.test_size, seed=own.seed).train)
-        check_at_most("teacher_batch_size", own.batch_size, num_train, "chats to train on")
+def check_phase(own: RunConfig | None, behavior_if_exists: BehaviorIfExists) -> None:
+    """Refuses what can be known to be wrong with the phase of a teacher or with the prompts of a student, where it is
+    run: what cannot be had or has changed, and a warm-up that is longer than the run."""
+    if isinstance(own, sl_basic.Config):
+        sl_basic.check(replace(own, behavior_if_exists=behavior_if_exists))
+    elif isinstance(own, StudentConfig):
+        loaded = prompts.load(own.dataset, None, own.test_size, own.seed, revisions_in(own.log_path))
+        check_data(own.log_path, own.dataset, loaded.sources, behavior_if_exists)
+        check_num_steps(len(loaded.train), own.groups_per_batch, own.num_epochs, own.max_steps, own.warmup_steps)

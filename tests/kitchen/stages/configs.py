@@ -172,6 +172,7 @@ class DistillationConfig(RunConfig):
     temperature: float = 1.0
     kl_penalty_coef: float = 1.0
     kl_discount_factor: float = 0.0
+    centres_teacher_kl: bool = False
     learning_rate: float = 0.5
     lr_schedule: LRSchedule = "constant"
     warmup_steps: int = 0

@@ -126,9 +126,10 @@ def choose_sources(
     renderer: Renderer,
     prompt_batching: PromptBatching,
     groups_per_batch: int,
+    prompts_name: str = "prompts",
 ) -> list[DistillationDatasetConfig]:
-    """One dataset of prompts with its teacher. Replace it for several, each with its own: `source_of` makes one."""
-    return [source_of(prompts, teacher_config, groups_per_batch, renderer, prompt_batching)]
+    """One dataset of prompts with its teacher. For several use it once for each, and put them together."""
+    return [source_of(prompts, teacher_config, groups_per_batch, renderer, prompt_batching, dataset_name=prompts_name)]
 
 
 def source_of(
