@@ -400,8 +400,9 @@ def test_a_changed_config_is_refused_by_the_fields_that_changed(tmp_path: Path):
 
 
 def test_a_run_may_be_made_longer(tmp_path: Path):
-    with quiet_run(finished_run(tmp_path / "run"), Config(num_epochs=2, log_path="elsewhere")):
-        pass
+    with quiet_run(finished_run(tmp_path / "run"), Config(num_epochs=2, log_path="elsewhere")) as run:
+        assert runs.load(tmp_path / "run").config["num_epochs"] == 1  # its loop has yet to find that it can be
+        run.start_at(1)
     record = runs.load(tmp_path / "run")
     assert record.config["num_epochs"] == 2
     changes = {event.labels["field"]: event.labels["change"] for event in record.events if "field" in event.labels}

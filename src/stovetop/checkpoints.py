@@ -251,15 +251,21 @@ class Start:
         run that is complete keeps every row it has. One that was stopped just before its final checkpoint is not, and
         one that was stopped behind the batch that it is to end with now cannot be: it has no weights of that."""
         finished = self.record is not None and self.record.final is True
-        if self.batch > num_batches and not finished:
-            raise InvalidRequest(
-                f"this run has trained {self.batch} batches, and cannot end after {num_batches}; ask for "
-                f"{self.batch} or more (max_steps, num_epochs), or begin another run with another log_path"
-            )
+        if not finished:
+            refuse_to_end_before(self.batch, num_batches)
         if self.batch < num_batches or not finished:
             return False
         log.info("already complete: %d of %d batches are trained", self.batch, num_batches)
         return True
+
+
+def refuse_to_end_before(batch: int, num_batches: int) -> None:
+    """Refuses to end a run after fewer batches than it has trained: there are no weights of that."""
+    if batch > num_batches:
+        raise InvalidRequest(
+            f"this run has trained {batch} batches, and cannot end after {num_batches}; ask for {batch} or more "
+            f"(max_steps, num_epochs), or begin another run with another log_path"
+        )
 
 
 async def resume_or_create(

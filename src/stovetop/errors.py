@@ -228,12 +228,13 @@ class Diverged(StovetopError):
 
 
 class StageFailed(StovetopError):
-    """A stage of a workflow raised. The original exception is the cause."""
+    """A stage of a workflow raised, or the condition of a stage: `kind` says which. The original exception is the
+    cause."""
 
-    def __init__(self, stage: str, workflow: str, step: int | None, why: str) -> None:
+    def __init__(self, stage: str, workflow: str, step: int | None, why: str, kind: str = "stage") -> None:
         where = "" if step is None else f" at step {step}"
-        super().__init__(f"stage {stage!r} of workflow {workflow!r} failed{where}: {why}")
-        self.stage, self.workflow, self.step = stage, workflow, step
+        super().__init__(f"{kind} {stage!r} of workflow {workflow!r} failed{where}: {why}")
+        self.stage, self.workflow, self.step, self.kind = stage, workflow, step, kind
 
 
 class EnvError(StovetopError):

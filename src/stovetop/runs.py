@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeVar, cast
 
-from stovetop.checkpoints import get_last_checkpoint
+from stovetop.checkpoints import get_last_checkpoint, refuse_to_end_before
 from stovetop.data_record import record_data, revisions_in
 from stovetop.durable import parse_rows, write_file
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
@@ -90,11 +90,19 @@ def open_run(
         changes = changed_fields(stored, settings)
         if content is Content.RUN and not allow_config_changes and not _takes(path, type(config), stored, settings):
             settings, changes = stored, {}
-        write_file(path / CONFIG_FILE, _config_json(type(config), settings))
+        to_store = _config_json(type(config), settings)
+        if not _is_of_another_length(type(config), changes):
+            write_file(path / CONFIG_FILE, to_store)
         if content is not Content.RUN and (diff := _git_diff()) is not None:
             write_file(path / "code.diff", diff)
         shown = ConsoleSink(open_console(shown=console), columns)
-        return Run(path, settings, changes, shown, sinks, opening.pop_all(), stall_after_s)
+        return Run(path, settings, changes, shown, sinks, opening.pop_all(), stall_after_s, to_store)
+
+
+def _is_of_another_length(config_class: "type[DataclassInstance]", changes: Mapping[str, Change]) -> bool:
+    """Whether a run that goes on is to be longer or shorter: it may have more behind it, which only its loop knows."""
+    changeable = changeable_fields(config_class)
+    return any(name in changeable and changeable[name].only_while for name in changes)
 
 
 def check_opening(
@@ -144,6 +152,10 @@ def _takes(path: Path, config_class: "type[DataclassInstance]", stored: "Setting
             f"this run was begun with another config:\n{listed}\nTake the old values, choose another log_path, or "
             f"begin afresh with behavior_if_exists=delete.{onwards} The run: {path}"
         )
+    if "max_steps" in changes and last is not None and last.batch is not None and last.final is not True:
+        max_steps = settings["max_steps"]
+        if isinstance(max_steps, int):
+            refuse_to_end_before(last.batch, max_steps)
     return True
 
 
@@ -257,8 +269,10 @@ class Run:
         sinks: Sequence[Sink],
         stack: ExitStack,
         stall_after_s: float,
+        config_json: bytes,
     ) -> None:
         self.path = path
+        self._config_json = config_json
         record = [MetricsFile(path / METRICS_FILE), EventsFile(path / EVENTS_FILE)]
         self.stream = EventStream([console, *sinks], record=record)
         self._settings = settings
@@ -308,10 +322,16 @@ class Run:
             reasons = "; ".join(f"{number}: {reason}" for reason, number in loaded.left_out.items())
             log.warning("%d rows of %s are of no use and left out: %s", loaded.num_left_out, dataset, reasons)
 
+    def store_config(self) -> None:
+        """Writes config.json. `start_at` does it where the config is of another length than the run was: one that its
+        loop refuses is not stored."""
+        write_file(self.path / CONFIG_FILE, self._config_json)
+
     def start_at(self, step: int) -> None:
         """Call it before the first step, with the step that a resumed run goes on from. Rows of metrics.jsonl from
         there on belong to steps that run again: they are dropped, and metrics.jsonl.pre_resume_N keeps a copy. Their
         events stay in events.jsonl, and `load` leaves them out."""
+        self.store_config()
         file = self.path / METRICS_FILE
         rows = parse_rows(file, _checked_row)
         kept = [row for row in rows if step_of_row(row) < step]

@@ -212,6 +212,16 @@ def test_minibatches_ahead_of_training_and_less_than_one_of_them_are_refused_bef
     assert STREAMING.check(type(wrong), ports).problems == ()
 
 
+def test_a_loop_that_is_further_ahead_than_its_config_says_is_refused_before_anything_runs(config: RLConfig) -> None:
+    ports = {"service": ServiceClient, "run": Run}
+    assert REINFORCEMENT.at_depth(2).check(config, ports).problems == (
+        "the loop is at depth 2, and make_policy_loss, initial_policies, freeze_policy take it to be "
+        "max_steps_off_policy: set max_steps_off_policy=2, it is 0",
+    )
+    assert REINFORCEMENT.at_depth(2).check(replace(config, max_steps_off_policy=2), ports).problems == ()
+    assert REINFORCEMENT.at_depth(2).check(RLConfig, ports).problems == ()
+
+
 async def call(function: Callable[..., Awaitable[dict[str, object]]], config: RLConfig) -> list[float]:
     with (
         recording.open_service(config.log_path) as service,

@@ -363,7 +363,7 @@ def test_a_failure_of_another_kind_says_which_and_one_of_a_group_is_named_itself
         raise LookupError("no such step")
 
     with pytest.raises(
-        StageFailed, match="stage 'broken' of workflow 'toy' failed at step 0: LookupError: no such step"
+        StageFailed, match=r"^condition 'broken' of workflow 'toy' failed at step 0: LookupError: no such step"
     ):
         run(toy().insert_before("add", When(broken, pause)))
 

@@ -277,6 +277,29 @@ def test_a_resumed_run_refuses_what_would_change_it(
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
+def test_fewer_steps_than_a_run_has_behind_it_are_refused_and_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @stage
+    def dies(step: int) -> None:
+        if step == 2:
+            raise RuntimeError("power cut")
+
+    more = ["lr_schedule=constant", "batch_size=24", "num_epochs=4", "max_steps=None", "save_every=1"]
+    with monkeypatch.context() as patched:
+        patched.setattr(sl_basic, "WORKFLOW", sl_basic.WORKFLOW.insert_after("log_step", dies))
+        assert main(words_of("sl_basic", tmp_path / "run", *more)) == 1
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    assert len(rows(tmp_path / "run")) == 3
+    for word, code in (("max_steps=1", 2), ("num_epochs=1", 1)):  # how many steps an epoch has is known when it runs
+        capsys.readouterr()
+        assert main(["resume", str(tmp_path / "run"), word]) == code
+        assert "has trained 2 batches, and cannot end after 1; ask for 2 or more" in capsys.readouterr().err
+        assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert main(["resume", str(tmp_path / "run"), "max_steps=3"]) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["max_steps"] == 3
+
+
 def test_a_finished_run_is_made_longer_by_resume(tmp_path: Path) -> None:
     more = ["lr_schedule=constant", "num_epochs=2"]
     assert main(words_of("sl_basic", tmp_path / "whole", *more, "max_steps=5")) == 0

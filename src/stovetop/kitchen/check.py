@@ -6,6 +6,7 @@ it. All problems are found at once. Nothing is run, and no service is asked.
 
 import dataclasses
 import difflib
+import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ def check(
     ]
     if loop is not None:
         problems += _loop_problems([each for each in stages if each.phase == "loop"], loop, table)
+        problems += _depth_problems(stages, loop, values)
     problems += [
         f"config field {name!r} is set to {values[name]!r}, and no stage reads it"
         for name in unread
@@ -265,6 +267,20 @@ def _loop_problems(stages: Sequence[Placed], loop: Loop, table: Sequence[_Use]) 
     ):
         name = stages[recorded].stage.name
         yield f"stage {name!r} must be in the last station, behind log_step: a run killed in between would lose a row"
+
+
+def _depth_problems(stages: Sequence[Placed], loop: Loop, values: Mapping[str, object]) -> Iterator[str]:
+    """Of a depth that is a number: stages that correct for it, and save what a resumed run needs, go by another one."""
+    own, depth = "max_steps_off_policy", loop.depth
+    readers = [each.stage for each in stages if own in each.stage.reads]
+    if not values or not readers or not isinstance(depth, int):
+        return
+    default = inspect.signature(readers[0].function).parameters[own].default
+    name = readers[0].reads[own]
+    known = values.get(name, default)
+    if isinstance(known, int) and known < depth:
+        by = ", ".join(reader.name for reader in readers)
+        yield f"the loop is at depth {depth}, and {by} take it to be {name}: set {name}={depth}, it is {known}"
 
 
 def _training_problems(users: Sequence[Placed]) -> Iterator[str]:

@@ -246,6 +246,7 @@ async def run_phases(
     behavior, planned = config.behavior_if_exists, check_phases(phases, config)
     is_complete = not any(each.remains for each in planned)
     with open_run(config.log_path, config, behavior_if_exists=behavior, console=console and is_complete) as whole:
+        whole.store_config()
         if is_complete:
             log.info("already complete: all of the %d phases", len(phases))
         config = replace(config, behavior_if_exists="resume")  # what was to be deleted is

@@ -99,7 +99,7 @@ class Runner:
 
     def _holds(self, condition: AnyStage, scope: "_Scope") -> bool:
         if condition.function not in scope.conditions:
-            with self._failures_of(condition.name, scope):
+            with self._failures_of(condition.name, scope, kind="condition"):
                 scope.conditions[condition.function] = bool(condition.function(**_arguments(condition, scope)))
         return scope.conditions[condition.function]
 
@@ -160,7 +160,7 @@ class Runner:
     # ---- failures
 
     @contextmanager
-    def _failures_of(self, name: str, scope: "_Scope | None" = None) -> Generator[None]:
+    def _failures_of(self, name: str, scope: "_Scope | None" = None, kind: str = "stage") -> Generator[None]:
         """Within, what is raised becomes a StageFailed; a cancellation too, unless this task is cancelled."""
         step = scope and scope.step
         try:
@@ -168,11 +168,12 @@ class Runner:
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            raise StageFailed(name, self._workflow, step, "something that it waited for was cancelled") from error
+            why = "something that it waited for was cancelled"
+            raise StageFailed(name, self._workflow, step, why, kind) from error
         except Exception as error:
             first = first_failure(error)
             why = str(first) if isinstance(first, StovetopError) else f"{type(first).__name__}: {first}"
-            raise StageFailed(name, self._workflow, step, why) from error
+            raise StageFailed(name, self._workflow, step, why, kind) from error
 
 
 _NOTHING = object()

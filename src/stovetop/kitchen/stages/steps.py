@@ -113,11 +113,12 @@ def log_step(row: Row, run: Run) -> None:
 
 @stage
 def log_epoch_metrics(run: Run, step: int, epoch: int, positions: Positions) -> None:
-    """Emits the means of the epoch's rows, those of before a resume too: they are read from metrics.jsonl."""
+    """Emits the mean of every metric over the rows of the epoch that have it, those of before a resume too: they are
+    read from metrics.jsonl."""
     first = epoch * positions.num_per_epoch
     rows = parse_rows(run.path / METRICS_FILE, metrics_from_row)
     of_epoch = [row for row in rows if first <= row["step"] <= step]
-    names = [name for name in of_epoch[-1] if name != "step" and not name.startswith("time/")]
+    names = dict.fromkeys(name for row in of_epoch for name in row if name != "step" and not name.startswith("time/"))
     means = {name: _mean([row[name] for row in of_epoch if name in row]) for name in names}
     run.emit("training.epoch", step=step, **{"epoch": epoch, "num_steps": len(of_epoch), **means})
 
