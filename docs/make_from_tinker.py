@@ -76,7 +76,10 @@ that, run it as it is (above), or mind these when you move it:
 - **A comparison builder has one method**, `get_labeled_comparisons`, instead of two that take a dataset apart. For rows
   of your own, `ComparisonDatasetBuilderFromRows` takes the function that makes a comparison of one.
 - **The last batch of an epoch is trained though it is short.** The cookbook drops it: `drop_last=True`.
-- **Configs are dataclasses** where the cookbook has chz. Their fields have its names.
+- **Configs are dataclasses** where the cookbook has chz. Their fields have its names; where ours differ, the command
+  line takes the cookbook's too and says which field it is: `env` (dataset), `batch_size` (groups_per_batch, where
+  answers are rewarded), `base_model`, `rl_group_size`, `behavior_if_log_dir_exists`. What is not here, such as
+  `wandb_project`, is refused with what to do instead.
 - **A parsed answer says how it ended** with a `ParseTermination` that refuses to be a truth value: ask `.is_clean` or
   `.is_stop_sequence`.
 - **`get_lr` knows no rate for Qwen3.5, 3.6 and Nemotron**: none is published, so give one.

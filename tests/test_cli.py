@@ -17,6 +17,7 @@ from processes import ctrl_c_is_heard, run_python
 from stovetop.backends import local
 from stovetop.cli import main
 from stovetop.cli.configs import as_flags, config_fields
+from stovetop.cli.field_names import FieldNames
 from stovetop.cli.loading import load_recipe
 from stovetop.durable import append_row
 from stovetop.recipes import RECIPES, Recipe
@@ -107,15 +108,13 @@ def test_model_and_epochs_are_short_for_the_fields_of_longer_name(capsys: pytest
 
 def test_an_alias_is_used_only_where_the_config_has_its_field() -> None:
     words = ["reference_model=a", "--epochs=2"]
-    assert as_flags(words, {"reference_model_name"}) == ["--reference_model_name=a", "--epochs=2"]
-    assert as_flags(words, {"reference_model", "reference_model_name", "epochs", "num_epochs"}) == [
-        "--reference_model=a",
-        "--epochs=2",
-    ]
+    one, both = FieldNames({"reference_model_name"}), FieldNames({"reference_model", "reference_model_name", "epochs"})
+    assert as_flags(words, one.aliases) == ["--reference_model_name=a", "--epochs=2"]
+    assert as_flags(words, both.aliases) == ["--reference_model=a", "--epochs=2"]
 
 
 def test_a_value_that_looks_like_an_assignment_stays_a_value() -> None:
-    assert as_flags(["--system-prompt", "a=b", "n=c=d", "x"], {"system_prompt", "n"}) == [
+    assert as_flags(["--system-prompt", "a=b", "n=c=d", "x"], {}) == [
         "--system_prompt",
         "a=b",
         "--n=c=d",

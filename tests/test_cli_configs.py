@@ -1,14 +1,16 @@
 """Every field of every recipe's config, from the command line: it is settable, by itself, and to what was said."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import Field, asdict, fields, replace
 from enum import Enum
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from stovetop.cli import main
 from stovetop.cli.configs import config_fields, config_of
-from stovetop.cli.loading import RecipeModule, load_recipe
+from stovetop.cli.field_names import COOKBOOK_ALIASES, FIELD_ALIASES, NOT_HERE
+from stovetop.cli.loading import RecipeModule, cookbook_names_of, load_recipe
 from stovetop.recipes import RECIPES
 from stovetop.tracking.configs import config_to_dict
 
@@ -44,6 +46,10 @@ def words_for(name: str, value: object) -> list[str]:
     if isinstance(value, dict):
         return [f"{name}.{key}={entry}" for key, entry in value.items()]
     return [f"{name}={value.value if isinstance(value, Enum) else value}"]
+
+
+def fields_of(recipe: RecipeModule) -> tuple[Field[object], ...]:
+    return fields(recipe.Config)
 
 
 def others_of(recipe: RecipeModule) -> dict[str, object]:
@@ -97,3 +103,83 @@ def test_a_field_that_is_a_dict_takes_its_entries_in_either_form(words: list[str
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_field_says_what_it_is(name: str) -> None:
     assert [field.name for field in config_fields(load_recipe(name).Config) if not field.meaning] == []
+
+
+# ---- the cookbook's names --------------------------------------------------------------------------------------------
+
+HERE = ["base_url=recording", "model_name=any/model", "renderer_name=role_colon"]  # in place of a large model
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [
+        (
+            "chat_sl dataset=sample:no_robots learning_rate=5e-4 batch_size=64 lora_rank=64 eval_every=20 "
+            "save_every=20 behavior_if_log_dir_exists=raise",
+            {"batch_size": 64, "lora_rank": 64, "behavior_if_exists": "raise"},
+        ),
+        (
+            "math_rl env=sample:gsm8k group_size=64 groups_per_batch=32 learning_rate=8e-5 max_tokens=1024 "
+            "loss_fn=importance_sampling test_size=4",
+            {"dataset": "sample:gsm8k", "group_size": 64, "groups_per_batch": 32, "max_tokens": 1024},
+        ),
+        (
+            "dpo dataset=sample:hhh learning_rate=1e-5 dpo_beta=0.1 test_size=4",
+            {"dataset": "sample:hhh", "dpo_beta": 0.1, "learning_rate": 1e-5},
+        ),
+        (
+            "on_policy_distillation teacher_model=any/model dataset=sample:tickets learning_rate=1e-4 "
+            "groups_per_batch=64 lora_rank=128 max_tokens=16",
+            {"teacher_model_name": "any/model", "groups_per_batch": 64},
+        ),
+        (
+            "distill_composite dataset=sample:tickets second_dataset=sample:sorting learning_rate=1e-4 "
+            "deepmath_teacher_model=any/model tulu3_teacher_model=any/model deepmath_groups_per_batch=256 "
+            "tulu3_groups_per_batch=128 lora_rank=128",
+            {"groups_per_batch": 256, "second_groups_per_batch": 128, "teacher_model_name": "any/model"},
+        ),
+        ("guess_number group_size=8 batch_size=16 max_steps=3", {"groups_per_batch": 16}),
+        (
+            "rlhf base_model=any/model sft_dataset=sample:chats dataset=sample:hhh rl_group_size=8 rl_max_tokens=64 "
+            "test_size=2 rl_test_size=2",
+            {"group_size": 8, "max_tokens": 64},
+        ),
+    ],
+)
+def test_a_command_with_the_names_of_the_cookbook_is_understood(
+    command: str, config: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *words = command.split()
+    here = [word for word in HERE if not (word.startswith("model_name") and "base_model=any/model" in words)]
+    assert main(["run", name, *words, *here, "--dry-run"]) == 0
+    said, others = capsys.readouterr()
+    names = {**COOKBOOK_ALIASES, **cookbook_names_of(load_recipe(name))}
+    fields = {field.name for field in fields_of(load_recipe(name))}
+    for field, value in config.items():
+        assert f"  {field}={value}\n" in said
+    for alias in (word.partition("=")[0] for word in words):
+        if alias in names and alias not in fields:
+            assert f"{alias} is {names[alias]} here\n" in others
+
+
+def test_what_the_cookbook_has_and_we_have_not_is_refused_with_what_to_do_instead(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "chat_sl:small", "wandb_project=cookbook_sl", "session_name=mine", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "'wandb_project' is not here: a run writes its metrics to metrics.jsonl" in said
+    assert "'session_name' is not here: a run is named by its folder, log_path=runs/NAME" in said
+
+
+def test_a_field_under_two_names_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "rl_basic:small", "batch_size=4", "groups_per_batch=8", "--dry-run"]) == 2
+    assert "batch_size and groups_per_batch are one field, groups_per_batch; give it once" in capsys.readouterr().err
+
+
+def test_no_other_name_is_that_of_a_field_in_vain() -> None:
+    every = {field.name for name in RECIPES for field in fields_of(load_recipe(name))}
+    assert every >= {*FIELD_ALIASES.values(), *COOKBOOK_ALIASES.values()}
+    for name in RECIPES:
+        recipe = load_recipe(name)
+        assert {field.name for field in fields_of(recipe)} >= set(cookbook_names_of(recipe).values())
+    assert not every & NOT_HERE.keys()

@@ -85,7 +85,7 @@ def test_another_preset_does_not_go_on_with_the_run_of_one(capsys: pytest.Captur
 def test_a_dry_run_prints_the_config_of_the_preset_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "own:small", "--dry-run", "batch_size=5"]) == 0
     said = capsys.readouterr().out
-    assert "  dataset=sample:hhh\n  batch_size=5\n" in said
+    assert "  dataset=sample:hhh\n  log_path=runs/own_small\n  batch_size=5\n" in said
     assert not Path("runs").exists()
 
 
@@ -111,7 +111,7 @@ def test_describe_prints_the_config_of_a_preset_and_what_it_sets(capsys: pytest.
 def test_describe_lists_the_presets_of_a_recipe_with_what_each_sets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["describe", "own"]) == 0
     said = capsys.readouterr().out
-    assert "The preset 'small' sets dataset=sample:hhh batch_size=8 log_path=runs/own_small\n" in said
+    assert "The preset 'small' sets dataset=sample:hhh log_path=runs/own_small batch_size=8\n" in said
     assert main(["describe", "own", "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert described["presets"]["two_cores"]["batch_size"] == 2

@@ -5,6 +5,7 @@ What is true of one recipe alone is in a file of its own.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from stovetop.cli import main
+from stovetop.cli.configs import config_fields
 from stovetop.cli.loading import load_recipe, phases_of, presets_of, workflow_of
 from stovetop.client import ServiceClient
 from stovetop.data_record import DATA_FILE
@@ -25,6 +27,13 @@ from stovetop.run_folder import is_run
 from stovetop.runs import Run, StoredConfig, load
 from stovetop.tracking.configs import class_path, config_to_dict
 
+OWN_WORDS = {  # of what is another thing in each recipe: its data, and what is counted, measured or compared
+    "dataset", "test_dataset", "test_size", "batch_size", "max_length", "max_steps", "answers", "few_shot",
+    "group_size", "kl_penalty_coef", "teacher_checkpoint_path", "rl_learning_rate",
+}  # fmt: skip
+OWN_RANGE = {  # answers that are not trained on may be greedy; what is not compared may be one, and must be penalised
+    "temperature", "group_size", "kl_penalty_coef", "answers", "few_shot", "rl_learning_rate",
+}  # fmt: skip
 COMMON = ("base_url=recording", "model=any/model", "renderer_name=role_colon")
 ADAM: dict[str, object] = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8}
 
@@ -228,6 +237,26 @@ def test_every_field_is_read(name: str) -> None:
         assert names == {name for name in names if re.search(rf"\bconfig\.{name}\b", body)}
 
 
+def test_a_field_that_recipes_share_takes_the_same_and_means_the_same_in_all_of_them() -> None:
+    by_recipe = {name: {each.name: each for each in config_fields(load_recipe(name).Config)} for name in RECIPES}
+    names = Counter(name for own in by_recipe.values() for name in own)
+    shared = [name for name, count in names.items() if count > 1]
+    takes = {
+        name: {(own[name].type, own[name].accepts) for own in by_recipe.values() if name in own} for name in shared
+    }
+    means = {name: {own[name].meaning for own in by_recipe.values() if name in own} for name in shared}
+    assert {name: kinds for name, kinds in takes.items() if len(kinds) > 1 and name not in OWN_RANGE} == {}
+    assert {name: said for name, said in means.items() if len(said) > 1 and name not in OWN_WORDS} == {}
+
+
+def test_the_fields_of_a_recipe_come_before_those_that_all_have() -> None:
+    for name in RECIPES:
+        names = [each.name for each in config_fields(load_recipe(name).Config)]
+        assert "model_name" in names[:4]
+        if issubclass(load_recipe(name).Config, RunConfig):
+            assert names[-1] == "threads"
+
+
 def spied(config: Any, read: set[str]) -> Any:
     """The same config, which notes the fields that are read of it, but for those that all phases share."""
     shared = {field.name for field in fields(RunConfig)}
@@ -251,7 +280,7 @@ def test_describe_has_every_field_and_the_config_of_every_preset(name: str, caps
     for called, config in configs_of(name).items():
         assert main(["describe", called, "--json"]) == 0
         described = json.loads(capsys.readouterr().out)
-        assert [each["name"] for each in described["fields"]] == [field.name for field in fields(config)]
+        assert sorted(each["name"] for each in described["fields"]) == sorted(field.name for field in fields(config))
         assert described.get("config", config_to_dict(config)) == config_to_dict(config)
         assert main(["describe", called]) == 0
         said = capsys.readouterr().out
@@ -353,6 +382,16 @@ def interrupted_before_row(number: int, folder: Path, patched: pytest.MonkeyPatc
 
 
 # ---- presets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_without_a_preset_is_small_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    for name in (name for name in RECIPES if not presets_of(load_recipe(name))):
+        values: dict[str, Any] = config_to_dict(load_recipe(name).Config())
+        assert values["model_name"] == "smollm2"
+        assert values.get("dataset", "sample:").startswith("sample:")
+        assert any(line.split()[:1] == [name] and line.rstrip().endswith("small as it is") for line in listed)
 
 
 @pytest.mark.parametrize("name", ENTRIES)

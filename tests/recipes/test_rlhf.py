@@ -16,6 +16,7 @@ from kitchen.stages.configs import write_chats, write_comparisons
 from kitchen.test_reward_model import MoreLetters
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.checkpoints import get_last_checkpoint
 from stovetop.cli import main
 from stovetop.client import ServiceClient
@@ -207,16 +208,34 @@ def test_the_published_defaults_are_kept() -> None:
 
 def test_every_field_changes_the_config_of_a_phase(config: Config) -> None:
     values = {"bool": False, "int": 7, "float": 0.125, "str": "other"}
+    named: dict[str, object] = {
+        "renderer_name": "role_colon", "loss_fn": "cispo", "loss_fn_config": {"clip_low_threshold": 0.5},
+        "on_rollout_error": "raise", "rollout_timeout_s": 3.0, "remove_constant_reward_groups": True,
+    }  # fmt: skip
     of_run = {field.name for field in fields(RunConfig)}
+    config = replace(config, loss_fn="ppo")
     before = [each.config for each in plan_phases(PHASES, config)]
     for field in fields(Config):
         if field.name in of_run:
             continue
         value = getattr(config, field.name)
         kind = "str" if value is None else type(value).__name__
-        other = None if field.name == "renderer_name" else values[kind]
-        changed = replace(config, **{field.name: "role_colon" if field.name == "renderer_name" else other})
+        changed = replace(config, **{field.name: named.get(field.name, values.get(kind))})
         assert [each.config for each in plan_phases(PHASES, changed)] != before, field.name
+
+
+def test_a_tokenizer_that_begins_the_judgements_alike_is_refused_before_anything_runs(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte after the colon is a space, whatever the judge says."""
+    monkeypatch.setattr("stovetop.recipes.settings.check_model_name", lambda name: None)
+    monkeypatch.setattr("stovetop.recipes.rlhf.find_model", Path)
+    monkeypatch.setattr("stovetop.recipes.rlhf.get_tokenizer", lambda name: ByteTokenizer())
+    here = replace(config, base_url=None, model_name="any/model", renderer_name="role_colon")
+    with pytest.raises(InvalidRequest, match="begins the answers A, B, Tie with the same token"):
+        rlhf.check(here)
+    rlhf.check(replace(here, run_rl=False, rm_weights_path="."))
+    assert not Path(config.log_path).exists()
 
 
 def test_it_has_no_problems_and_only_train_on_what_is_read_by_no_stage_of_a_phase() -> None:
@@ -261,7 +280,7 @@ def test_it_is_run_dry_run_described_and_resumed_by_name(
     config: Config, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     words = [f"{field.name}={getattr(config, field.name)}" for field in fields(config)]
-    words = [word for word in words if not word.endswith("=None") and not word.startswith("stall_after_s")]
+    words = [word for word in words if not word.endswith(("=None", "={}")) and not word.startswith("stall_after_s")]
     assert main(["run", "rlhf", *words, "--dry-run"]) == 0
     assert "Phase 3_reinforcement, in" in capsys.readouterr().out
     assert not Path(config.log_path).exists()

@@ -8,13 +8,14 @@ import difflib
 import inspect
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from stovetop.checks import Problems, collecting
-from stovetop.cli.loading import RecipeModule
+from stovetop.cli.field_names import NOT_HERE, FieldNames
+from stovetop.cli.loading import RecipeModule, cookbook_names_of
 from stovetop.errors import InvalidRequest
 from stovetop.rules import Unfit, rule_of
 from stovetop.tracking.configs import changeable_fields
@@ -23,25 +24,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 OTHER_FLAGS = ("dry-run", "debug", "help")  # of a command that takes a config
-FIELD_ALIASES = {
-    "model": "model_name",
-    "epochs": "num_epochs",
-    "reference_model": "reference_model_name",
-    "teacher_model": "teacher_model_name",
-    "teacher_checkpoint": "teacher_checkpoint_path",
-}
+FIRST_FIELDS = ("dataset", "test_dataset", "test_size", "model_name", "log_path")  # of what is shown
 
 
 # ---- from words ------------------------------------------------------------------------------------------------------
 
 
-def as_flags(words: Iterable[str], fields: Collection[str]) -> list[str]:
+def as_flags(words: Iterable[str], aliases: Mapping[str, str]) -> list[str]:
     """`field=value` becomes `--field=value`, and an alias its field. The value that follows a flag is left alone.
 
-    >>> as_flags(["epochs=2", "--system-prompt", "a=b"], {"num_epochs", "system_prompt"})
+    >>> as_flags(["epochs=2", "--system-prompt", "a=b"], {"epochs": "num_epochs"})
     ['--num_epochs=2', '--system_prompt', 'a=b']
     """
-    aliases = {alias: field for alias, field in FIELD_ALIASES.items() if field in fields and alias not in fields}
     flags: list[str] = []
     value_comes_next = False
     for word in words:
@@ -92,12 +86,15 @@ def config_of(
 
     Everything that is wrong is one error. A field whose value is none does not hide what `also` finds in the others: it
     is given the config without that field."""
-    fields = {field.name for field in dataclasses.fields(recipe.Config)}
-    flags = with_values_of_enums(as_flags([word for word in words if word != "--dry-run"], fields), recipe.Config)
+    names = FieldNames({field.name for field in dataclasses.fields(recipe.Config)}, cookbook_names_of(recipe))
+    words = [word for word in words if word != "--dry-run"]
+    flags = with_values_of_enums(as_flags(words, names.aliases), recipe.Config)
     if "-h" in flags or "--help" in flags:
         _show_help(recipe, prog, default)
     with collecting() as problem:
-        values = _values_of(_by_field(flags, fields, prog, problem), recipe.Config, problem)
+        with problem:
+            names.check(flag[2:].partition("=")[0] for flag in as_flags(words, {}) if flag.startswith("--"))
+        values = _values_of(_by_field(flags, names, prog, problem), recipe.Config, problem)
         config = _made(recipe.Config, values, default, problem)
         if config is None:  # what fits, so that more than one thing can be said
             config = _made(recipe.Config, _fitting(values, recipe.Config), default, Problems())
@@ -113,18 +110,24 @@ def _show_help(recipe: RecipeModule, prog: str, default: "DataclassInstance | No
     import tyro
 
     about = (inspect.getdoc(recipe) or "").partition("\n\n")[0]
+    hints = get_type_hints(recipe.Config, include_extras=True)
+    shown = config_fields(recipe.Config)
+    form: type[Any] = dataclasses.make_dataclass(
+        "Config", [(each.name, Annotated[hints[each.name], tyro.conf.arg(help=each.meaning)]) for each in shown]
+    )
+    values = default or recipe.Config()
     tyro.cli(
-        recipe.Config,
+        form,
         prog=prog,
         description=f"{about}\n\nfield=value is the same as --field value; --dry-run only checks.",
         args=["--help"],
         config=(tyro.conf.FlagConversionOff, tyro.conf.EnumChoicesFromValues),
         use_underscores=True,
-        default=default,
+        default=form(**{each.name: getattr(values, each.name) for each in shown}),
     )
 
 
-def _by_field(flags: Iterable[str], fields: Collection[str], prog: str, problem: Problems) -> dict[str, list[str]]:
+def _by_field(flags: Iterable[str], names: FieldNames, prog: str, problem: Problems) -> dict[str, list[str]]:
     """The flags of each field, with the words that follow them. `--loss_fn_config.beta=1` is of loss_fn_config."""
     grouped: dict[str, list[str]] = {}
     of_this: list[str] | None = None
@@ -138,19 +141,19 @@ def _by_field(flags: Iterable[str], fields: Collection[str], prog: str, problem:
             continue
         name = re.split(r"[.=]", flag.removeprefix("--"), maxsplit=1)[0]
         of_this = []
-        if name in fields:
+        if name in names.fields:
             of_this = grouped.setdefault(name, [])
         else:
             with problem:
-                raise InvalidRequest(_unknown_field(name, fields, prog))
+                raise InvalidRequest(_unknown_field(name, names, prog))
         of_this.append(flag)
     return grouped
 
 
-def _unknown_field(name: str, fields: Collection[str], prog: str) -> str:
-    known = {each: each for each in fields} | {
-        alias: alias for alias, field in FIELD_ALIASES.items() if field in fields
-    }
+def _unknown_field(name: str, names: FieldNames, prog: str) -> str:
+    if name in NOT_HERE:
+        return f"the cookbook's {name!r} is not here: {NOT_HERE[name]}"
+    known = {each: each for each in (*names.fields, *names.aliases)}
     known |= {each.replace("-", "_"): f"--{each}" for each in OTHER_FLAGS}
     nearest = difflib.get_close_matches(name, known, n=1)
     suggestion = f"did you mean {known[nearest[0]]!r}? " if nearest else ""
@@ -261,7 +264,8 @@ class Field(NamedTuple):
 
 
 def config_fields(config: "type[DataclassInstance]") -> list[Field]:
-    """The meaning of a field is the comment on its line; what it takes, the rule in its annotation."""
+    """In the order of `fields_in_order`. The meaning of a field is the comment on its line, or on that of a base class;
+    what it takes, the rule in its annotation."""
     comments: dict[str, str] = {}
     for kind in reversed([each for each in config.__mro__ if dataclasses.is_dataclass(each)]):
         comments |= dict(re.findall(r"^    (\w+): .*  # (.+)$", inspect.getsource(kind), re.MULTILINE))
@@ -276,8 +280,17 @@ def config_fields(config: "type[DataclassInstance]") -> list[Field]:
             _accepted(hints[field.name]),
             str(changeable[field.name]) if field.name in changeable else "",
         )
-        for field in dataclasses.fields(config)
+        for field in fields_in_order(config)
     ]
+
+
+def fields_in_order(config: "type[DataclassInstance]") -> list[dataclasses.Field[object]]:
+    """What it learns from, what learns, and where; then as the class itself lists them; then those of each base class:
+    what is a recipe's own comes before what all recipes have."""
+    listed = [name for kind in config.__mro__ for name in vars(kind).get("__annotations__", {})]
+    names = dict.fromkeys((*FIRST_FIELDS, *listed))
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    return [fields[name] for name in names if name in fields]
 
 
 def _default_of(field: dataclasses.Field[object]) -> str:

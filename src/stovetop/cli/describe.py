@@ -2,7 +2,6 @@
 fields alone; of a workflow its stages and what it reads from a config. Nothing is run.
 """
 
-import dataclasses
 import inspect
 import re
 import textwrap
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import stovetop
-from stovetop.cli.configs import Field, config_fields
+from stovetop.cli.configs import Field, config_fields, fields_in_order
 from stovetop.cli.loading import RecipeModule, checked_workflow, phases_of, presets_of, workflow_of
 from stovetop.cli.tables import WIDTH, filled
 from stovetop.kitchen.annotations import shown
@@ -172,7 +171,7 @@ def phases_as_text(phases: "Sequence[Phase[Any]]", config: "DataclassInstance", 
             yield f"Phase {folder.name} is not run: this config does not need it."
             continue
         yield f"Phase {folder.name}{' is complete' if is_complete else ''}, in {folder}:"
-        yield from (f"  {field.name}={getattr(own, field.name)}" for field in dataclasses.fields(own))
+        yield from (f"  {field.name}={getattr(own, field.name)}" for field in fields_in_order(type(own)))
         stages = ", ".join(place.stage.name for place in phase.workflow.stages)
         yield from filled(f"The stages: {stages}.", "  ", width)
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class RecipeModule(Protocol):
     """What the module of a recipe has. It may have `check(config)` too, which refuses, before a run, what can be known
     to be wrong without a model and without writing anything; `WORKFLOW`, which its `main` runs with the ports
-    `service` and `run`, or `PHASES`, which it gives to `run_phases`; and `PRESETS`, configs by name."""
+    `service` and `run`, or `PHASES`, which it gives to `run_phases`; `PRESETS`, configs by name; and `COOKBOOK_NAMES`,
+    further names of fields for the command line."""
 
     Config: type["DataclassInstance"]
     main: Callable[["DataclassInstance"], Coroutine[None, None, None]]
@@ -126,6 +127,11 @@ def presets_of(recipe: RecipeModule) -> "Mapping[str, DataclassInstance]":
                 f'{{"small": Config(...)}}; this entry is none: {name!r}: {config!r}'
             )
     return cast("Mapping[str, DataclassInstance]", presets)
+
+
+def cookbook_names_of(recipe: RecipeModule) -> Mapping[str, str]:
+    """Fields by what the recipe of the cookbook calls them, where that is no name that others of its recipes have."""
+    return vars(recipe).get("COOKBOOK_NAMES", {})
 
 
 def check_run(recipe: RecipeModule, config: "DataclassInstance") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stovetop.cli.configs import config_of
+from stovetop.cli.configs import config_of, fields_in_order
 from stovetop.cli.describe import (
     phases_as_text,
     recipe_as_json,
@@ -112,7 +112,7 @@ def _next_step(chosen: Chosen, name: str) -> Generator[None]:
 
 def _show_what_would_run(recipe: RecipeModule, config: "DataclassInstance") -> None:
     print("The config is valid, as far as can be known without the model. Nothing was run or written.")
-    for field in dataclasses.fields(config):
+    for field in fields_in_order(type(config)):
         print(f"  {field.name}={getattr(config, field.name)}")
     if (workflow := workflow_of(recipe)) is not None:
         stages = f"The stages: {', '.join(place.stage.name for place in workflow.stages)}."
@@ -207,7 +207,7 @@ def _show_recipes(*, as_json: bool) -> None:
                 "recipe": name,
                 "summary": RECIPES[name].summary,
                 "workflow": ", ".join(workflows) or "-",
-                "presets": ", ".join(f"{name}:{preset}" for preset in presets) or "-",
+                "presets": ", ".join(f"{name}:{preset}" for preset in presets) or "small as it is",
             }
             for name, (workflows, presets) in names.items()
         ]

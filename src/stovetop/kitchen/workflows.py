@@ -61,7 +61,6 @@ from stovetop.kitchen.stages.rl import (
     make_rl_evaluators,
     train_step,
 )
-from stovetop.kitchen.stages.rl import evaluates_at_end as rl_evaluates_at_end
 from stovetop.kitchen.stages.sampling import choose_sampling, do_rollout
 from stovetop.kitchen.stages.session import (
     choose_adapter,
@@ -220,7 +219,7 @@ REINFORCEMENT = Workflow(
         depth="max_steps_off_policy",
         carry={"policy": "policies"},
     ),
-    When(rl_evaluates_at_end, evaluate_at_end),
+    When(evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
 )
@@ -280,7 +279,7 @@ DISTILLATION = Workflow(
         depth="max_steps_off_policy",
         carry={"policy": "policies"},
     ),
-    When(rl_evaluates_at_end, evaluate_at_end),
+    When(evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
 )
@@ -320,7 +319,7 @@ OFF_POLICY_DISTILLATION = Workflow(
         ),
         depth=2,
     ),
-    When(rl_evaluates_at_end, evaluate_at_end),
+    When(evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
 )

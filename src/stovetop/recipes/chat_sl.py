@@ -12,32 +12,26 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import When
 from stovetop.kitchen.stages.evaluation import evaluate_infrequently, evaluates_infrequently
 from stovetop.recipes import sl_basic
-from stovetop.recipes.settings import (
-    Count,
-    LearningRate,
-    Positive,
-    check_rate,
-    check_weights,
-)
+from stovetop.recipes.configs import check_training
+from stovetop.recipes.settings import Count, LearningRate, Positive
 from stovetop.rules import Whole, number
-from stovetop.runs import check_opening, open_run
+from stovetop.runs import open_run
 from stovetop.tasks.inline_evaluation import inline_columns, load_inline_evals, make_inline_evaluators
 from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(sl_basic.Config):
-    log_path: str = field(default="runs/chat_sl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    max_length: Annotated[int, Whole(2)] | None = 16384  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 1e-4  # at the first step; auto: derived from the model
-    batch_size: Positive = 256  # chats a step; the last step of an epoch may have fewer
-    eval_every: Count = field(default=10, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    log_path: str = field(default="runs/chat_sl", metadata=MAY_CHANGE)
+    max_length: Annotated[int, Whole(2)] | None = 16384
+    learning_rate: LearningRate = 1e-4
+    batch_size: Positive = 256
+    eval_every: Count = field(default=10, metadata=MAY_CHANGE)
     inline_evals: str | None = None  # sets as of stovetop eval, with a space between: "gsm8k ifeval"; sample:gsm8k
     infrequent_eval_every: Count = field(default=100, metadata=MAY_CHANGE)  # steps between them; 0: only at the end
     max_tokens: Positive = 1000  # of an answer
@@ -51,12 +45,7 @@ WORKFLOW = sl_basic.WORKFLOW.insert_after("make_evaluators", make_inline_evaluat
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_all(
-        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
-        lambda: check_data_sets(config),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_rate(config.learning_rate, config.model_name),
-    )
+    check_training(config, lambda: check_data_sets(config))
 
 
 def check_data_sets(config: Config) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import stovetop
-from stovetop.checks import check_all
 from stovetop.distillation.datasets import DistillationDatasetConfig
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases, stage
@@ -24,8 +23,9 @@ from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.stages.distillation import choose_sources, choose_teacher
 from stovetop.kitchen.workflows import DISTILLATION
 from stovetop.recipes import sl_basic
-from stovetop.recipes.settings import Positive, check_rate, check_weights
-from stovetop.recipes.students import DistillationConfig, ScoredConfig, check_config, check_phase, teacher_phase
+from stovetop.recipes.configs import check_rollout_config, check_training
+from stovetop.recipes.settings import Positive, check_weights
+from stovetop.recipes.students import DistillationConfig, ScoredConfig, check_phase, teacher_phase
 from stovetop.tasks.prompts import load_named_prompts
 from stovetop.tracking.configs import MAY_CHANGE
 
@@ -34,9 +34,9 @@ from stovetop.tracking.configs import MAY_CHANGE
 class StudentConfig(ScoredConfig):
     """What the student's phase reads."""
 
-    model_name: str = "Qwen/Qwen3.5-9B"  # a folder, a fetched model, or a name on the hub
-    teacher_model_name: str = "Qwen/Qwen3.6-27B"  # the teacher, likewise
-    groups_per_batch: Positive = 512  # prompts a step; the last step of an epoch may have fewer
+    model_name: str = "Qwen/Qwen3.5-9B"
+    teacher_model_name: str = "Qwen/Qwen3.6-27B"
+    groups_per_batch: Positive = 512
     second_dataset: str = "tulu3"  # as dataset
     second_teacher_model_name: str = "Qwen/Qwen3.5-397B-A17B"  # as teacher_model_name, of the second data set
     second_teacher_checkpoint_path: str | None = None  # as teacher_checkpoint_path, of the second teacher
@@ -45,11 +45,11 @@ class StudentConfig(ScoredConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StudentConfig, DistillationConfig):
-    log_path: str = field(default="runs/distill_composite", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    log_path: str = field(default="runs/distill_composite", metadata=MAY_CHANGE)
     second_teacher_dataset: str | None = None  # as teacher_dataset, of the second teacher
 
     def __post_init__(self) -> None:
-        check_config(self)
+        check_rollout_config(self)
         if self.dataset == self.second_dataset:
             raise InvalidRequest(f"second_dataset must be another data set than dataset: {self.dataset!r}")
 
@@ -138,14 +138,13 @@ def check(config: Config) -> None:
     assert isinstance(own, StudentConfig)
     second = replace(own, dataset=own.second_dataset, groups_per_batch=own.second_groups_per_batch)
     first_path, second_path = config.teacher_checkpoint_path, config.second_teacher_checkpoint_path
-    check_all(
+    check_training(
+        config,
         *(partial(check_phase, each, config.behavior_if_exists) for each in (*teachers, own, second)),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
         lambda: check_weights(config.base_url, own.teacher_model_name, teacher_checkpoint_path=first_path),
         lambda: check_weights(
             config.base_url, own.second_teacher_model_name, second_teacher_checkpoint_path=second_path
         ),
-        lambda: check_rate(config.learning_rate, config.model_name),
     )
 
 
@@ -154,6 +153,14 @@ async def main(config: Config) -> None:
     await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
 
 
+COOKBOOK_NAMES = {
+    "deepmath_teacher_model": "teacher_model_name",
+    "deepmath_teacher_checkpoint": "teacher_checkpoint_path",
+    "deepmath_groups_per_batch": "groups_per_batch",
+    "tulu3_teacher_model": "second_teacher_model_name",
+    "tulu3_teacher_checkpoint": "second_teacher_checkpoint_path",
+    "tulu3_groups_per_batch": "second_groups_per_batch",
+}
 PRESETS = {
     "small": Config(
         model_name="smollm2",

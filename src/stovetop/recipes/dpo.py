@@ -14,70 +14,40 @@ from itertools import chain
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
-from stovetop.checks import check_all
 from stovetop.client import SamplingClient, ServiceClient
 from stovetop.data_record import check_data, revisions_in
-from stovetop.kitchen import RunConfig, When, stage
+from stovetop.kitchen import When, stage
 from stovetop.kitchen.stages.evaluation import Evaluators, evaluate, evaluate_at_end, evaluates, evaluates_at_end
 from stovetop.kitchen.workflows import PREFERENCE
 from stovetop.lr_schedules import LRSchedule
 from stovetop.preference.datasets import LabeledComparisons, comparison_to_pair
 from stovetop.preference.evaluator import PairsEvaluator
 from stovetop.preference.loss_values import PreferenceLoss
-from stovetop.recipes.settings import (
-    Beta,
-    Count,
-    Epsilon,
-    LearningRate,
-    NotNegative,
-    Positive,
-    check_num_steps,
-    check_rate,
-    check_renderer_name,
-    check_weights,
-)
+from stovetop.recipes.configs import TrainingConfig, check_training
+from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps, check_weights
 from stovetop.renderers.base import Renderer
 from stovetop.rules import Whole, number
-from stovetop.runs import check_opening, open_run
+from stovetop.runs import open_run
 from stovetop.supervised.logprobs import compute_reference_logprobs
 from stovetop.tasks import comparisons as data
 from stovetop.tasks.comparisons import load_named_comparisons
-from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RunConfig):
-    dataset: str = "hhh"  # or helpsteer3, ultrafeedback, sample:hhh; FILE.jsonl with prompt, chosen and rejected
+class Config(TrainingConfig):
+    dataset: str = "hhh"  # hhh, helpsteer3, ultrafeedback; FILE.jsonl with prompt, chosen and rejected; sample:NAME
     test_dataset: str | None = None  # held-out rows of the same form; None: a test split, or test_size of the dataset
     test_size: Count = 1024  # comparisons held out of a dataset that has no test split, half of them at most; 0: none
-    model_name: str = "meta-llama/Llama-3.2-1B"  # a folder, a fetched model, or a name on the hub
-    log_path: str = field(default="runs/dpo", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    model_name: str = "meta-llama/Llama-3.2-1B"
+    log_path: str = field(default="runs/dpo", metadata=MAY_CHANGE)
     reference_model_name: str | None = None  # what the policy is measured against; None: the weights it starts from
-    renderer_name: str | None = None  # None: the one recommended for the model
     max_length: Annotated[int, Whole(2)] | None = 8192  # tokens of a prompt with an answer; what is over is cut off
     dpo_beta: Annotated[float, number(above=0)] = 0.1  # how strongly the policy is held to the reference
-    learning_rate: LearningRate = 1e-5  # at the first step; auto: derived from the model
-    lr_schedule: LRSchedule = "linear"  # how the rate falls
-    warmup_steps: Count = 0  # in which the rate rises
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    learning_rate: LearningRate = 1e-5
+    lr_schedule: LRSchedule = "linear"
     batch_size: Positive = 256  # comparisons a step; the last step of an epoch may have fewer
-    lora_rank: Rank = 32  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter and the order
-    adam_beta1: Beta = 0.9  # of the mean of gradients
-    adam_beta2: Beta = 0.95  # of the mean of their squares
-    adam_eps: Epsilon = 1e-8  # added to the root of that
-    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
-    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
-    eval_every: Count = field(default=10, metadata=MAY_CHANGE)  # steps; 0: only at the end
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
-
-    def __post_init__(self) -> None:
-        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
+    eval_every: Count = field(default=10, metadata=MAY_CHANGE)
 
 
 @stage(writes="evaluators")
@@ -109,13 +79,8 @@ COLUMNS = ("learning_rate", "dpo_loss", "accuracy", "margin", "test/accuracy", "
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_all(
-        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
-        lambda: check_pairs(config),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_rate(config.learning_rate, config.model_name),
-        lambda: check_weights(config.base_url, config.reference_model_name or config.model_name),
-    )
+    reference = config.reference_model_name or config.model_name
+    check_training(config, lambda: check_pairs(config), lambda: check_weights(config.base_url, reference))
 
 
 def check_pairs(config: Config) -> None:

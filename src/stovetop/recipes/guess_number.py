@@ -14,72 +14,40 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
-from stovetop.checks import check_all
-from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
+from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import check_phases, config_from
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
-from stovetop.recipes.settings import (
-    Count,
-    LearningRate,
-    Positive,
-    Temperature,
-    check_policy_loss,
-    check_rate,
-    check_renderer_name,
-    check_weights,
-)
-from stovetop.rl.rollouts import OnRolloutError, Seconds
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes.configs import RewardConfig, TrainingConfig, check_training
+from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps, check_rate
 from stovetop.rules import Whole, number
 from stovetop.tasks.guess_number import build_games, numbers, show_games
-from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.tracking.configs import MAY_CHANGE
 
 Attention = Annotated[float, number(at_least=0, at_most=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Game(RunConfig):
+class Game(TrainingConfig):
     """What both phases have."""
 
     num_numbers: Annotated[int, Whole(2)] = 1024  # the hidden number is one of 0 to num_numbers - 1
     test_size: Count = 102  # numbers that are held out; 0: none
     max_turns: Positive = 10  # guesses in a game
-    model_name: str = "Qwen/Qwen3.5-4B"  # a folder, a fetched model, or a name on the hub
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    renderer_name: str | None = None  # None: the one recommended for the model
-    lora_rank: Rank = 32  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the order and the answers
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    model_name: str = "Qwen/Qwen3.5-4B"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayConfig(Game):
+class PlayConfig(Game, RewardConfig):
     """That of the second phase, and of the whole."""
 
-    log_path: str = field(default="runs/guess_number", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    groups_per_batch: Positive = 32  # numbers a step
-    group_size: Annotated[int, Whole(2)] = 8  # games for each; one alone has no others to be better than
-    max_tokens: Positive = 64  # of a guess
-    temperature: Temperature = 1.0  # of the guesses
-    learning_rate: LearningRate = 3e-5  # constant; auto: derived from the model
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the numbers
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
-    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
-    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
-    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
-    num_substeps: Positive = 1  # updates a step, each on a part of the data
-    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
-    remove_constant_reward_groups: bool = False  # they have no gradient
-    eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: never
-
-    def __post_init__(self) -> None:
-        check_all(
-            lambda: check_fields(self),
-            lambda: check_renderer_name(self.renderer_name),
-            lambda: check_policy_loss(self.loss_fn, {}, self.temperature),
-        )
+    log_path: str = field(default="runs/guess_number", metadata=MAY_CHANGE)
+    groups_per_batch: Positive = 32
+    group_size: Annotated[int, Whole(2)] = 8
+    max_tokens: Positive = 64
+    learning_rate: LearningRate = 3e-5
+    lr_schedule: LRSchedule = "constant"
+    eval_every: Count = field(default=5, metadata=MAY_CHANGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +55,7 @@ class Config(PlayConfig):
     num_games: Count = 0  # to learn from in the first phase; 0: there is none
     attention: Attention = 0.25  # how often the player of these games heeds what he was told
     games_batch_size: Positive = 16  # games a step
-    games_learning_rate: LearningRate = 5e-4  # of the first phase; it falls to 0; auto likewise
+    games_learning_rate: LearningRate = 5e-4  # of the first phase; auto likewise
     games_num_epochs: Positive = 1  # passes over the games
 
 
@@ -98,8 +66,6 @@ class ShowConfig(Game):
     num_games: Positive
     attention: Attention
     batch_size: Positive
-    learning_rate: LearningRate
-    num_epochs: Positive
 
 
 def supervised(config: Config, done: Mapping[str, Finished]) -> ShowConfig | None:
@@ -111,6 +77,8 @@ def supervised(config: Config, done: Mapping[str, Finished]) -> ShowConfig | Non
         ShowConfig,
         batch_size=config.games_batch_size,
         learning_rate=config.games_learning_rate,
+        warmup_steps=0,
+        max_steps=None,
         num_epochs=config.games_num_epochs,
     )
 
@@ -141,13 +109,18 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_all(
+    check_training(
+        config,
         lambda: check_phases(PHASES, config),
-        lambda: numbers(config.num_numbers, config.test_size),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_rate(config.learning_rate, config.model_name),
+        lambda: check_numbers(config),
         lambda: check_rate(config.games_learning_rate, config.model_name),
     )
+
+
+def check_numbers(config: Config) -> None:
+    """Refuses fewer numbers than are held out, and a warm-up that is longer than the run on the others."""
+    num = len(numbers(config.num_numbers, config.test_size).train)
+    check_num_steps(num, config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
 
 
 async def main(config: Config) -> None:

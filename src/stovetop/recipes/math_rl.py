@@ -16,25 +16,18 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import When, stage
 from stovetop.kitchen.stages.preference import init_reference
 from stovetop.kitchen.stages.rl import Builders, compute_post_kl, is_penalised, kl_penalty, measures_post_kl
 from stovetop.kitchen.workflows import REINFORCEMENT
+from stovetop.recipes.configs import check_training
 from stovetop.recipes.rl_basic import SolvingConfig
-from stovetop.recipes.settings import (
-    LearningRate,
-    NotNegative,
-    Positive,
-    check_num_steps,
-    check_rate,
-    check_weights,
-)
+from stovetop.recipes.settings import LearningRate, NotNegative, Positive, check_num_steps
 from stovetop.renderers.base import Renderer
 from stovetop.rules import Whole
-from stovetop.runs import Run, check_opening, open_run
+from stovetop.runs import Run, open_run
 from stovetop.tasks import math, math_grading
 from stovetop.tasks.math_grading import Grade, grade_number
 from stovetop.tasks.math_sets import Answers, MathRows, load_math
@@ -43,15 +36,15 @@ from stovetop.tracking.configs import MAY_CHANGE
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SolvingConfig):
-    dataset: str = "arithmetic"  # or gsm8k, math, polaris, deepmath; sample:NAME; FILE.jsonl of questions and answers
+    dataset: str = "arithmetic"  # arithmetic, gsm8k, math, polaris, deepmath; FILE.jsonl as of rl_basic; sample:NAME
     answers: Answers | None = None  # how they are written: boxed or as a number; None: boxed, but for arithmetic
     few_shot: bool | None = None  # each chat begins with a solved example; None: as is usual for the dataset
-    model_name: str = "Qwen/Qwen3.5-9B"  # a folder, a fetched model, or a name on the hub
-    log_path: str = field(default="runs/math_rl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    groups_per_batch: Positive = 100  # problems a step
-    group_size: Annotated[int, Whole(2)] = 4  # answers to each; one alone has no others to be better than
-    max_tokens: Positive = 5  # of an answer
-    learning_rate: LearningRate = 1e-5  # before the schedule; auto: derived from the model
+    model_name: str = "Qwen/Qwen3.5-9B"
+    log_path: str = field(default="runs/math_rl", metadata=MAY_CHANGE)
+    groups_per_batch: Positive = 100
+    group_size: Annotated[int, Whole(2)] = 4
+    max_tokens: Positive = 5
+    learning_rate: LearningRate = 1e-5
     kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
     compute_post_kl: bool = False  # measure how far each update went: another pass over its data
 
@@ -130,12 +123,7 @@ COLUMNS = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_all(
-        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
-        lambda: check_problems(config),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_rate(config.learning_rate, config.model_name),
-    )
+    check_training(config, lambda: check_problems(config))
 
 
 def check_problems(config: Config) -> None:

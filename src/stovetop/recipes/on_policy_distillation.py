@@ -16,19 +16,18 @@ from functools import partial
 from typing import Literal
 
 import stovetop
-from stovetop.checks import check_all
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.stages.distillation import build_distillation_dataset, make_teacher_completer
 from stovetop.kitchen.workflows import DISTILLATION, OFF_POLICY_DISTILLATION
 from stovetop.recipes import sl_basic
-from stovetop.recipes.settings import check_rate, check_weights
+from stovetop.recipes.configs import check_training
+from stovetop.recipes.settings import check_weights
 from stovetop.recipes.students import (
     DistillationConfig,
     ScoredConfig,
     StudentConfig,
-    check_config,
     check_phase,
     teacher_phase,
 )
@@ -41,11 +40,8 @@ RUNS = "runs/on_policy_distillation"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(DistillationConfig):
-    log_path: str = field(default=RUNS, metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    log_path: str = field(default=RUNS, metadata=MAY_CHANGE)
     mode: Mode = "on_policy"  # who writes what is learnt from: the student, or the teacher
-
-    def __post_init__(self) -> None:
-        check_config(self)
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
@@ -97,12 +93,11 @@ PHASES = (
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
     checkpoint = config.teacher_checkpoint_path
-    check_all(
+    check_training(
+        config,
         lambda: _check_mode(config),
         *(partial(check_phase, each.config, config.behavior_if_exists) for each in plan_phases(PHASES, config)),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
         lambda: check_weights(config.base_url, config.teacher_model_name, teacher_checkpoint_path=checkpoint),
-        lambda: check_rate(config.learning_rate, config.model_name),
     )
 
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
 from stovetop.data_record import refuse_changes, revisions_in
 from stovetop.datasets import split_rows
 from stovetop.distillation.prompted import compile_answer_pattern
-from stovetop.kitchen import Finished, Phase, RunConfig, Workflow, run_phases, stage
+from stovetop.kitchen import Finished, Phase, Workflow, run_phases, stage
 from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.stages.prompted import (
     CHATS_FILE,
@@ -30,62 +29,45 @@ from stovetop.kitchen.stages.prompted import (
 )
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_basic
-from stovetop.recipes.settings import (
-    Count,
-    LearningRate,
-    Positive,
-    check_rate,
-    check_renderer_name,
-    check_weights,
-)
+from stovetop.recipes.configs import ModelConfig, TrainingConfig, check_model_config, check_training
+from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps, check_weights
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.renderers.messages import Message
 from stovetop.rules import Whole, number
-from stovetop.runs import Run, check_opening
+from stovetop.runs import Run
 from stovetop.tasks import languages
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersConfig(RunConfig):
+class AnswersConfig(ModelConfig):
     """What the first phase has, and the whole too."""
 
     dataset: str = "multilingual.txt"  # texts: FILE.txt, one a line; FILE.jsonl with "text", sample:multilingual
-    prompt: str = "rules"  # that, examples, FILE.txt or FILE.jsonl (a chat): {text} is where the text goes
+    prompt: str = "rules"  # rules, examples, FILE.txt or FILE.jsonl (a chat): {text} is where the text goes
     answer_pattern: str = languages.ANSWER_PATTERN  # its first group is learnt; what does not match is left out
-    model_name: str = "Qwen/Qwen3.6-35B-A3B"  # a folder, a fetched model, or a name on the hub
+    model_name: str = "Qwen/Qwen3.6-35B-A3B"
     teacher_checkpoint_path: str | None = None  # weights that answer with the prompt; None: the model as it is
-    renderer_name: str | None = None  # None: the one recommended for the model
     max_tokens: Positive = 1000  # of an answer
     temperature: Annotated[float, number(at_least=0)] = 0.15  # of the answers
-    seed: Seed = 0  # of the answers, the adapter, the split and the order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AnswersConfig):
-    log_path: str = field(default="runs/prompt_distillation", metadata=MAY_CHANGE)  # the run directory; again: goes on
+class Config(AnswersConfig, TrainingConfig):
+    log_path: str = field(default="runs/prompt_distillation", metadata=MAY_CHANGE)
     file_path: str | None = None  # chats to train on that were made before; None: made now
     run_training: bool = field(default=True, metadata=MAY_CHANGE)  # False: only the answers are made
     test_size: Count = 64  # texts held out; 0: none
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = 32768  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 1e-4  # at the first step; auto: derived from the model
-    lr_schedule: LRSchedule = "linear"  # how the rate falls
-    num_epochs: Positive = field(default=4, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    learning_rate: LearningRate = 1e-4
+    lr_schedule: LRSchedule = "linear"
+    num_epochs: Positive = field(default=4, metadata=HOW_LONG)
     batch_size: Positive = 128  # chats a step; the last step of an epoch may have fewer
-    lora_rank: Rank = 32  # of the adapter's matrices
-    eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    eval_every: Count = field(default=5, metadata=MAY_CHANGE)
 
     def __post_init__(self) -> None:
-        check_all(
-            lambda: check_fields(self),
-            lambda: check_renderer_name(self.renderer_name),
-            lambda: compile_answer_pattern(self.answer_pattern),
-        )
+        check_all(lambda: check_model_config(self), lambda: compile_answer_pattern(self.answer_pattern))
 
 
 # ---- with the prompt -------------------------------------------------------------------------------------------------
@@ -138,16 +120,11 @@ PHASES = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_all(
-        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
+    teacher = config.teacher_checkpoint_path
+    check_training(
+        config,
         lambda: check_texts(config),
-        lambda: check_weights(
-            config.base_url,
-            config.model_name,
-            config.load_checkpoint_path,
-            teacher_checkpoint_path=config.teacher_checkpoint_path,
-        ),
-        lambda: check_rate(config.learning_rate, config.model_name),
+        lambda: check_weights(config.base_url, config.model_name, teacher_checkpoint_path=teacher),
     )
 
 
@@ -160,7 +137,8 @@ def check_texts(config: Config) -> None:
         texts = languages.load_texts(config.dataset, config.seed, revisions_in(with_prompt.folder))
         if with_prompt.is_complete:
             refuse_changes(with_prompt.folder, config.dataset, texts.sources)
-        split_rows(list(dict.fromkeys(texts.train)), config.test_size if config.run_training else 0)
+        split = split_rows(list(dict.fromkeys(texts.train)), config.test_size if config.run_training else 0)
+        check_num_steps(len(split.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
     if isinstance(without.config, sl_basic.Config) and (with_prompt.config is None or with_prompt.is_complete):
         sl_basic.check_chats(replace(without.config, behavior_if_exists=config.behavior_if_exists))
 

@@ -14,91 +14,45 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import stovetop
-from stovetop.checks import check as check_fields
-from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.datasets import Row, Split
-from stovetop.kitchen import RunConfig, stage
+from stovetop.kitchen import stage
 from stovetop.kitchen.stages.rl import Builders
 from stovetop.kitchen.workflows import REINFORCEMENT
 from stovetop.lr_schedules import LRSchedule
-from stovetop.recipes.settings import (
-    Beta,
-    Count,
-    Epsilon,
-    LearningRate,
-    NotNegative,
-    Positive,
-    Temperature,
-    check_num_steps,
-    check_policy_loss,
-    check_rate,
-    check_renderer_name,
-    check_weights,
-)
+from stovetop.recipes.configs import RewardConfig, TrainingConfig, check_training
+from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps
 from stovetop.renderers.base import Renderer
 from stovetop.rl.problem_env import ProblemGroupBuilder, problem_builders, problems_from_rows
-from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole
-from stovetop.runs import Run, check_opening, open_run
+from stovetop.runs import Run, open_run
 from stovetop.tasks import math, math_grading, problems
 from stovetop.tasks.math_grading import Grade, grade_here
 from stovetop.tasks.problems import load_named_problems
-from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.tracking.configs import MAY_CHANGE
 
 Answers = Literal["boxed", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolvingConfig(RunConfig):
+class SolvingConfig(TrainingConfig, RewardConfig):
     """What recipes share that reward right answers to problems."""
 
-    dataset: str = "gsm8k"  # or math, polaris, deepmath; FILE.jsonl with "question" and "answer", sample:NAME
+    dataset: str = "gsm8k"  # gsm8k, math, polaris, deepmath; FILE.jsonl with "question" and "answer"; sample:NAME
     test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the dataset
     test_size: Count = 32  # problems held out of a dataset that has no test split; 0: none
-    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    renderer_name: str | None = None  # None: the one recommended for the model
-    groups_per_batch: Positive = 128  # problems a step
-    group_size: Annotated[int, Whole(2)] = 16  # answers to each; one alone has no others to be better than
-    max_tokens: Positive = 256  # of an answer
-    temperature: Temperature = 1.0  # of the answers
-    learning_rate: LearningRate = 4e-5  # before the schedule; auto: derived from the model
-    lr_schedule: LRSchedule = "constant"  # how the rate falls
-    warmup_steps: Count = 0  # in which the rate rises
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
-    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
-    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
-    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
-    num_substeps: Positive = 1  # updates a step, each on a part of the data
-    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
-    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
-    remove_constant_reward_groups: bool = False  # they have no gradient
-    lora_rank: Rank = 32  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the order and the answers
-    adam_beta1: Beta = 0.9  # of the mean of gradients
-    adam_beta2: Beta = 0.95  # of the mean of their squares
-    adam_eps: Epsilon = 1e-8  # added to the root of that
-    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
-    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
-    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
-
-    def __post_init__(self) -> None:
-        check_all(
-            lambda: check_fields(self),
-            lambda: check_renderer_name(self.renderer_name),
-            lambda: check_policy_loss(self.loss_fn, self.loss_fn_config, self.temperature),
-        )
+    model_name: str = "Qwen/Qwen3.5-9B-Base"
+    groups_per_batch: Positive = 128
+    group_size: Annotated[int, Whole(2)] = 16
+    max_tokens: Positive = 256
+    learning_rate: LearningRate = 4e-5
+    lr_schedule: LRSchedule = "constant"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SolvingConfig):
-    log_path: str = field(default="runs/rl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    log_path: str = field(default="runs/rl_basic", metadata=MAY_CHANGE)
     answers: Answers = "boxed"  # boxed: equal as mathematics; exact: equal as text, as in rl_loop
     few_shot: bool = True  # boxed: each chat begins with a solved example
 
@@ -154,12 +108,7 @@ COLUMNS = (
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_all(
-        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
-        lambda: check_problems(config),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_rate(config.learning_rate, config.model_name),
-    )
+    check_training(config, lambda: check_problems(config))
 
 
 def check_problems(config: Config) -> None:

@@ -1,6 +1,7 @@
 """Reinforcement learning with a verifiable reward as one flat loop: problems in, a model that solves more of them out.
 
-    stovetop run rl_loop dataset=problems.jsonl model_name=smollm2
+    stovetop run rl_loop                           sums, and the small model: it needs no preset and no network
+    stovetop run rl_loop dataset=problems.jsonl    problems of your own
 
 A step: freeze the weights, draw a group of answers to each problem, grade them, give every answer the reward minus the
 mean of its group as advantage, take one policy-gradient step. On-policy throughout: every answer is trained on by the
@@ -58,17 +59,17 @@ class Config:
     dataset: str = "sample:arithmetic"  # FILE.jsonl with "question" or "messages", and "answer"; sample:NAME; a hub id
     test_dataset: str | None = None  # held-out problems, likewise; None: test_size problems of the dataset
     test_size: Count = 32  # problems held out of the dataset when there is no test_dataset; 0: none
-    model_name: str = "smollm2"  # a folder, or a fetched model
+    model_name: str = "smollm2"  # a folder, a fetched model, or a name on the hub
     log_path: str = field(default="runs/rl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
-    groups_per_batch: Positive = 8  # problems a step
-    group_size: Annotated[int, Whole(2)] = 8  # answers to each; one alone has no others to be better than
+    groups_per_batch: Positive = 8  # prompts a step; the last step of an epoch may have fewer
+    group_size: Annotated[int, Whole(2)] = 8  # answers to each prompt; one alone has no others to be better than
     max_tokens: Positive = 16  # of an answer
     temperature: Temperature = 1.0  # of the answers
-    learning_rate: LearningRate = 4e-5  # before the schedule; auto: derived from the model
+    learning_rate: LearningRate = 4e-5  # at its highest; auto: derived from the model
     lr_schedule: LRSchedule = "constant"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
@@ -78,11 +79,11 @@ class Config:
     remove_constant_reward_groups: bool = True  # they have no gradient
     lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the order and the answers
+    seed: Seed = 0  # of the adapter, the split, the order and the answers
     adam_beta1: Beta = 0.9  # of the mean of gradients
     adam_beta2: Beta = 0.95  # of the mean of their squares
     adam_eps: Epsilon = 1e-8  # added to the root of that
-    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:
@@ -201,7 +202,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                     await saved.record(run.path)
                 bar.advance()
 
-        if problems.test and config.eval_every:
+        if problems.test:
             run.log_metrics(await evaluate(await frozen), num_steps)
         await save_final_checkpoint(trainer, run.path, start=start, num_batches=num_steps)
         reward = {"reward of a batch": "env/all/reward/total"}

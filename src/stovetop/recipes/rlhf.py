@@ -16,56 +16,41 @@ from functools import partial
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
 from stovetop.checks import check_all, collecting
 from stovetop.data_record import check_data, revisions_in
-from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
+from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.workflows import PAIRWISE_REINFORCEMENT, REWARD_MODEL
 from stovetop.lr_schedules import LRSchedule
+from stovetop.model_families import recommended_renderer_name
+from stovetop.model_store import find_model
+from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
 from stovetop.recipes import sl_basic
-from stovetop.recipes.settings import (
-    Count,
-    LearningRate,
-    Positive,
-    Temperature,
-    check_rate,
-    check_renderer_name,
-    check_weights,
-)
+from stovetop.recipes.configs import AdapterConfig, RewardConfig, TrainingConfig
+from stovetop.recipes.settings import Count, LearningRate, Positive, check_rate, check_weights
+from stovetop.renderers import get_renderer
 from stovetop.rules import Whole
 from stovetop.runs import check_opening
 from stovetop.tasks import comparisons as data
 from stovetop.tasks.comparisons import load_named_comparisons
+from stovetop.tokenizer import get_tokenizer
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.types import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared(RunConfig):
-    """What the whole and each phase have."""
-
-    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
-    renderer_name: str | None = None  # None: the one recommended for the model
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # of each phase; None: as the epochs have
-    lora_rank: Rank = 64  # of the adapters' matrices
-    seed: Seed = 0  # of the adapters, the orders and the answers
-    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end, and of the policy never
-    save_every: Count = field(default=100, metadata=MAY_CHANGE)  # steps; 0: only at the end
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(Shared):
-    log_path: str = field(default="runs/rlhf", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    sft_dataset: str = "no_robots"  # chats: that; FILE.jsonl with {"messages": [...]} a line, sample:NAME, OWNER/NAME
-    dataset: str = "hhh"  # or helpsteer3, ultrafeedback, sample:hhh; FILE.jsonl with prompt, chosen and rejected
+class Config(AdapterConfig, RewardConfig):
+    model_name: str = "Qwen/Qwen3.5-9B-Base"
+    log_path: str = field(default="runs/rlhf", metadata=MAY_CHANGE)
+    sft_dataset: str = "no_robots"  # chats: no_robots, tulu3; FILE.jsonl with {"messages": [...]}; sample:NAME
+    dataset: str = "hhh"  # hhh, helpsteer3, ultrafeedback; FILE.jsonl with prompt, chosen and rejected; sample:NAME
     test_dataset: str | None = None  # held-out rows of the same form; None: a test split, or test_size of the dataset
     test_size: Count = 1024  # comparisons held out of a dataset that has no test split, half of them at most; 0: none
     sft_checkpoint_path: str | None = None  # a supervised model: the policy starts from it, and none is trained
     rm_weights_path: str | None = None  # a reward model: it judges, and none is trained
     run_rl: bool = field(default=True, metadata=MAY_CHANGE)  # False: the supervised and the reward model alone
     max_length: Annotated[int, Whole(2)] | None = 16384  # tokens of a chat, which is cut off, or of a comparison
-    batch_size: Positive = 256  # chats or comparisons a step
+    batch_size: Positive = 256  # chats or comparisons a step; the last step of an epoch may have fewer
     sft_learning_rate: LearningRate = 2e-4  # at the first step; it falls to 0
     sft_num_epochs: Positive = 1  # passes over the chats
     rm_learning_rate: LearningRate = 3e-4  # at the first step; it falls to 0
@@ -73,32 +58,23 @@ class Config(Shared):
     rl_learning_rate: LearningRate = 1e-5  # constant
     rl_num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the prompts
     rl_test_size: Count = 256  # likewise as test_size: prompts whose answers are judged against the better ones
-    groups_per_batch: Positive = 256  # prompts a step
-    group_size: Annotated[int, Whole(2)] = 4  # answers to each; one alone has no others to be better than
-    max_tokens: Positive = 1024  # of an answer
-    temperature: Temperature = 1.0  # of the answers
-
-    def __post_init__(self) -> None:
-        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
+    groups_per_batch: Positive = 256
+    group_size: Annotated[int, Whole(2)] = 4
+    max_tokens: Positive = 1024
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # of each phase; None: as the epochs have
+    lora_rank: Rank = 64
+    save_every: Count = field(default=100, metadata=MAY_CHANGE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyConfig(Shared):
+class PolicyConfig(TrainingConfig, RewardConfig):
     """That of the policy."""
 
     dataset: str
     test_dataset: str | None
     test_size: Count
-    load_checkpoint_path: str
     rm_weights_path: str
-    groups_per_batch: Positive
-    group_size: Annotated[int, Whole(2)]
-    max_tokens: Positive
-    temperature: Temperature
-    learning_rate: LearningRate
-    num_epochs: Positive = field(metadata=HOW_LONG)
     lr_schedule: LRSchedule = "constant"
-    max_steps_off_policy: Count = 0
 
 
 def supervised(config: Config, done: Mapping[str, Finished]) -> sl_basic.Config | None:
@@ -167,6 +143,7 @@ def check(config: Config) -> None:
             sft_checkpoint_path=config.sft_checkpoint_path,
             rm_weights_path=config.rm_weights_path,
         ),
+        lambda: check_judge(config),
         *(partial(check_rate, rate, config.model_name) for rate in rates),
     )
 
@@ -185,6 +162,15 @@ def check_data_sets(config: Config) -> None:
                         own.dataset, own.test_dataset, own.test_size, revisions=revisions_in(own.log_path)
                     )
                     check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
+
+
+def check_judge(config: Config) -> None:
+    """Refuses a renderer that begins the judgements, of one token, alike, where the model is on this machine."""
+    judges = config.rm_weights_path is None or config.run_rl
+    if judges and config.base_url in (None, "local") and find_model(config.model_name) is not None:
+        tokenizer = get_tokenizer(config.model_name)
+        name = config.renderer_name or recommended_renderer_name(tokenizer)
+        ComparisonRendererFromChatRenderer(get_renderer(name, tokenizer))
 
 
 async def main(config: Config) -> None:

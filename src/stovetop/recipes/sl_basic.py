@@ -11,64 +11,33 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
-from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
-from stovetop.kitchen import RunConfig
 from stovetop.kitchen.workflows import SUPERVISED
 from stovetop.lr_schedules import LRSchedule
-from stovetop.recipes.settings import (
-    Beta,
-    Count,
-    Epsilon,
-    LearningRate,
-    NotNegative,
-    Positive,
-    check_num_steps,
-    check_rate,
-    check_renderer_name,
-    check_weights,
-)
+from stovetop.recipes.configs import TrainingConfig, check_training
+from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.rules import Whole
-from stovetop.runs import Run, check_opening, open_run
+from stovetop.runs import Run, open_run
 from stovetop.tasks import chats as data
 from stovetop.tasks.chats import load_named_chats
-from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RunConfig):
-    dataset: str = "no_robots"  # that; FILE.jsonl with {"messages": [...]} a line, sample:NAME, or OWNER/NAME of a hub
+class Config(TrainingConfig):
+    dataset: str = "no_robots"  # no_robots, tulu3; FILE.jsonl with {"messages": [...]} a line; sample:NAME; OWNER/NAME
     test_dataset: str | None = None  # held-out chats, likewise; None: a test split, or test_size chats of the dataset
     test_size: Count = 4  # chats held out of a dataset that has no test split; 0: none
-    model_name: str = "Qwen/Qwen3.5-9B-Base"  # a folder, a fetched model, or a name on the hub
-    log_path: str = field(default="runs/sl_basic", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    renderer_name: str | None = None  # None: the one recommended for the model
+    model_name: str = "Qwen/Qwen3.5-9B-Base"
+    log_path: str = field(default="runs/sl_basic", metadata=MAY_CHANGE)
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = 32768  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 2e-4  # at the first step; auto: derived from the model
-    lr_schedule: LRSchedule = "linear"  # how the rate falls
-    warmup_steps: Count = 0  # in which the rate rises
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    learning_rate: LearningRate = 2e-4
+    lr_schedule: LRSchedule = "linear"
     batch_size: Positive = 128  # chats a step; the last step of an epoch may have fewer
-    lora_rank: Rank = 32  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the split and the order
-    adam_beta1: Beta = 0.9  # of the mean of gradients
-    adam_beta2: Beta = 0.95  # of the mean of their squares
-    adam_eps: Epsilon = 1e-8  # added to the root of that
-    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
-    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
-    eval_every: Count = field(default=8, metadata=MAY_CHANGE)  # steps; 0: only at the end
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
-
-    def __post_init__(self) -> None:
-        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
+    eval_every: Count = field(default=8, metadata=MAY_CHANGE)
 
 
 WORKFLOW = SUPERVISED.replace("load_dataset", load_named_chats)
@@ -77,12 +46,7 @@ COLUMNS = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "gr
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
-    check_all(
-        lambda: check_opening(config.log_path, config, config.behavior_if_exists),
-        lambda: check_chats(config),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_rate(config.learning_rate, config.model_name),
-    )
+    check_training(config, lambda: check_chats(config))
 
 
 def check_chats(config: Config) -> None:

@@ -1,6 +1,7 @@
 """Supervised fine-tuning as one flat loop: chats in, a model that answers like them out.
 
-    stovetop run sl_loop dataset=chats.jsonl model_name=smollm2
+    stovetop run sl_loop                        24 chats and the small model: it needs no preset and no network
+    stovetop run sl_loop dataset=chats.jsonl    chats of your own
 
 Everything that happens is on this page, in order. Two things are worth a second look. **Look-ahead**: step i+1 is
 submitted before step i is awaited, so the engine never waits for us. **Program order**: all that must see the weights
@@ -56,7 +57,7 @@ class Config:
     dataset: str = "sample:chats"  # FILE.jsonl with {"messages": [...]} a line, sample:NAME, or OWNER/NAME of a hub
     test_dataset: str | None = None  # held-out chats, likewise; None: test_size chats of the dataset
     test_size: Count = 4  # chats held out of the dataset when there is no test_dataset; 0: none
-    model_name: str = "smollm2"  # a folder, or a fetched model
+    model_name: str = "smollm2"  # a folder, a fetched model, or a name on the hub
     log_path: str = field(default="runs/sl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
@@ -64,18 +65,18 @@ class Config:
     renderer_name: str | None = None  # None: the one recommended for the model
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages
     max_length: Annotated[int, Whole(2)] | None = None  # tokens of a chat; what is over is cut off
-    learning_rate: LearningRate = 2e-4  # at the first step; auto: derived from the model
+    learning_rate: LearningRate = 2e-4  # at its highest; auto: derived from the model
     lr_schedule: LRSchedule = "linear"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=4, metadata=HOW_LONG)  # passes over the data
     batch_size: Positive = 4  # chats a step; the last step of an epoch may have fewer
     lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the split and the order
+    seed: Seed = 0  # of the adapter, the split, the order and the answers
     adam_beta1: Beta = 0.9  # of the mean of gradients
     adam_beta2: Beta = 0.95  # of the mean of their squares
     adam_eps: Epsilon = 1e-8  # added to the root of that
-    eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: never
+    eval_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
     save_every: Count = field(default=5, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
     def __post_init__(self) -> None:

@@ -46,10 +46,10 @@ NumTestProblems = Annotated[int, Whole(1, sort_digits.NUM_TEST_PROBLEMS)]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    model_name: str = "smollm2"  # a folder, or a fetched model
-    log_path: str = "runs/sort_digits"  # the run directory; the same one again goes on where it was
+    model_name: str = "smollm2"  # a folder, a fetched model, or a name on the hub
+    log_path: str = "runs/sort_digits"  # the run directory; again: it goes on
     base_url: str | None = None  # None: train in this process
-    seed: Seed = 0  # of the adapter, the order of the data and the answers
+    seed: Seed = 0  # of the adapter, the split, the order and the answers
     sl_learning_rate: Rate = 5e-4  # decays to zero
     sl_epochs: Positive = 4  # of two steps of 16 chats
     rl_learning_rate: Rate = 2e-4  # of the second stage

@@ -1,82 +1,54 @@
 """What the recipes of distillation share: the fields of their configs, and how a teacher is trained that there is not
 yet."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
-from stovetop.checks import check as check_fields
-from stovetop.checks import check_all
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_basic
+from stovetop.recipes.configs import RolloutConfig, TrainingConfig
 from stovetop.recipes.settings import (
-    Beta,
     Count,
-    Epsilon,
     LearningRate,
-    NotNegative,
     Positive,
     Temperature,
     check_num_steps,
-    check_policy_loss,
-    check_renderer_name,
 )
 from stovetop.renderers.base import TrainOnWhat
-from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import number
 from stovetop.run_folder import BehaviorIfExists
 from stovetop.tasks import prompts
-from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.types import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudentConfig(RunConfig):
+class StudentConfig(TrainingConfig):
     """That of a student, whoever writes what it learns from."""
 
-    dataset: str = "deepmath"  # prompts: that, tulu3; FILE.jsonl with "question" or "messages", sample:NAME, OWNER/NAME
+    dataset: str = "deepmath"  # prompts: deepmath, tulu3; FILE.jsonl with "question" or "messages"; sample:NAME
     test_size: Count = 64  # prompts held out of a data set; 0: none
-    model_name: str = "Qwen/Qwen3-8B-Base"  # a folder, a fetched model, or a name on the hub
+    model_name: str = "Qwen/Qwen3-8B-Base"
     teacher_model_name: str = "Qwen/Qwen3-8B"  # the teacher, likewise
     teacher_checkpoint_path: str | None = None  # weights of the teacher; None: the model as it is, or as it is trained
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    renderer_name: str | None = None  # None: the one recommended for the model
     groups_per_batch: Positive = 1024  # prompts a step; the last step of an epoch may have fewer
     max_prompt_tokens: Positive | None = 1024  # of a prompt's last message, which loses what is over
     max_tokens: Positive = 4096  # of an answer
     temperature: Temperature = 1.0  # of the answers
-    learning_rate: LearningRate = 1e-4  # before the schedule
-    lr_schedule: LRSchedule = "constant"  # how the rate falls
-    warmup_steps: Count = 0  # in which the rate rises
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
-    lora_rank: Rank = 128  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the order and the answers
-    adam_beta1: Beta = 0.9  # of the mean of gradients
-    adam_beta2: Beta = 0.95  # of the mean of their squares
-    adam_eps: Epsilon = 1e-8  # added to the root of that
-    weight_decay: NotNegative = 0.0  # what a weight loses in a step, times the rate
-    grad_clip_norm: NotNegative = 0.0  # 0: gradients are not clipped
-    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    learning_rate: LearningRate = 1e-4
+    lr_schedule: LRSchedule = "constant"
+    lora_rank: Rank = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredConfig(StudentConfig):
+class ScoredConfig(StudentConfig, RolloutConfig):
     """That of a student whose own answers are scored."""
 
     group_size: Positive = 4  # answers to each prompt
     kl_penalty_coef: Annotated[float, number(above=0)] = 1.0  # of the distance to the teacher, in the advantages
     kl_discount_factor: Annotated[float, number(at_least=0, at_most=1)] = 0.0  # above 0: a token counts later ones too
     centres_teacher_kl: bool = False  # subtracts the mean distance of a batch: the same gradient, with less noise
-    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
-    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
-    num_substeps: Positive = 1  # updates a step, each on a part of the data
-    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
-    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
-    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +59,6 @@ class DistillationConfig(ScoredConfig):
     teacher_learning_rate: LearningRate = 2e-4  # of that, at the first step
     teacher_num_epochs: Positive = 1  # of that
     teacher_batch_size: Positive = 128  # of that, in chats
-
-
-def check_config(config: DistillationConfig) -> None:
-    """For `__post_init__`: refuses what is wrong with the fields by themselves."""
-    check_all(
-        lambda: check_fields(config),
-        lambda: check_renderer_name(config.renderer_name),
-        lambda: check_policy_loss(config.loss_fn, config.loss_fn_config, config.temperature),
-    )
 
 
 def teacher_phase(

@@ -108,10 +108,6 @@ def test_make_rl_evaluators_plays_what_is_held_out(problems: RLDataset, client: 
     metrics = asyncio.run(evaluator(client.save_weights_and_get_sampling_client().result()))
     assert metrics["test/env/all/total_episodes"] == 18
     assert rl.make_rl_evaluators([], max_tokens=3) == Evaluators()
-    some = Evaluators(sampling=(evaluator,))
-    assert rl.evaluates_at_end(some, is_complete=False, eval_every=2)
-    assert not rl.evaluates_at_end(some, is_complete=False)
-    assert not rl.evaluates_at_end(some, is_complete=True, eval_every=2)
 
 
 def test_make_policy_loss_refuses_what_is_none() -> None:

@@ -112,11 +112,6 @@ def make_rl_evaluators(
     return Evaluators(sampling=(evaluator,) if test_builders else ())
 
 
-def evaluates_at_end(evaluators: Evaluators, is_complete: bool, eval_every: int = 0) -> bool:
-    """Where there is something to measure with, now and then, and the run was not complete when it began."""
-    return any(evaluators) and eval_every > 0 and not is_complete
-
-
 class PolicyLoss(NamedTuple):
     """Which loss of `losses.py`, with its options."""
 
