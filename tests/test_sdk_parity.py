@@ -36,7 +36,10 @@ PARAMETERS_ADDED = {
     "LoraConfig.alpha": "fixed at the service, a choice here",
 }
 
-METHODS_ADDED = {"SamplingClient.save": "what was frozen in memory, for another process"}
+METHODS_ADDED = {
+    "SamplingClient.save": "what was frozen in memory, for another process",
+    "TrainingClient.spoil": "a server accepts a forward_backward before it knows whether it can use it",
+}
 
 FIELDS_ADDED = {"GetInfoResponse.user_metadata": "what the client was made with"}
 

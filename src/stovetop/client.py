@@ -64,15 +64,16 @@ AtLeastNone = Annotated[int, Whole(0)]
 MAX_NAME = 200  # letters: with what is put around it while it is written, a name stays below the 255 of a file system
 
 
-def _name(of: str) -> Text:
+def _name(of: str, also: str = "") -> Text:
+    signs = "".join(f"{sign!r}, " for sign in also)
     return Text(
-        f"a {of}: letters, digits, '.', '_' and '-', at most {MAX_NAME}, the first a letter or digit",
-        lambda name: re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{,{MAX_NAME - 1}}}", name) is not None,
+        f"a {of}: letters, digits, {signs}'.', '_' and '-', at most {MAX_NAME}, the first a letter or digit",
+        lambda name: re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9.{also}_-]{{,{MAX_NAME - 1}}}", name) is not None,
     )
 
 
 CheckpointName = Annotated[str, _name("checkpoint name")]
-ModelId = Annotated[str, _name("name of a client")]
+ModelId = Annotated[str, _name("name of a client", ":")]  # as in session:train:0
 
 
 def is_path(text: str) -> bool:
@@ -227,6 +228,12 @@ class TrainingClient(Protocol):
         Give tensors that it makes their dtype: the default one belongs to the whole process, and is another while
         transformers makes a model in bfloat16.
         """
+        ...
+
+    def spoil(self, reason: str) -> APIFuture[None]:
+        """Half of what the next optim_step was to learn from is missing: it fails with this `reason`, and the gradients
+        gathered so far are dropped then. A method of ours, which the SDK has not: a server calls it in place of a
+        forward_backward that it accepted and then could not use."""
         ...
 
     def optim_step(

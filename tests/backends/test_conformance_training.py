@@ -305,6 +305,18 @@ def test_after_a_failed_forward_backward_the_step_fails_with_its_error_and_leave
     np.testing.assert_array_equal(_steps_around(trainer, fail), _steps_around(twin, lambda client: None))
 
 
+def test_a_step_that_was_spoilt_fails_with_the_reason_and_leaves_no_trace(trainer: TrainingClient) -> None:
+    before = logprobs(trainer)
+    trainer.forward_backward([datum()], "cross_entropy")
+    trainer.spoil("chunk 2 was not there").result()
+    with pytest.raises(RequestFailedError, match=r"its gradients are dropped.*chunk 2 was not there") as failure:
+        trainer.optim_step(AdamParams()).result()
+    assert failure.value.category == "user"
+    assert np.array_equal(logprobs(trainer), before)
+    trainer.forward_backward([datum()], "cross_entropy")
+    trainer.optim_step(AdamParams()).result()
+
+
 def test_a_failed_call_keeps_its_cause(trainer: TrainingClient) -> None:
     with pytest.raises(RequestFailedError) as caught:
         trainer.forward_backward_custom([datum()], _explode).result()

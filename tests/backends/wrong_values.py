@@ -68,6 +68,7 @@ VERBS: dict[str, list[Any]] = {
     "sample.prompt_logprobs_last_n": NO_LAST_N,
     "compute_logprobs.prompt": [None, "text", TOKENS, ModelInput.empty(), ModelInput.from_ints([10**6])],
     "compute_logprobs.prompt_logprobs_last_n": NO_LAST_N,
+    "spoil.reason": [None, 5, b"why"],
     "save.folder": [None, 5, b"folder", "", "a\0b", "x" * 300, ["folder"]],
     "forward.data": NO_DATA,
     "forward.loss_fn": NO_LOSS,

@@ -197,6 +197,11 @@ class InProcessServiceClient(ServiceClient):
             ]
         )
 
+    @property
+    def failed(self) -> BaseException | None:
+        """What one of its engines died of, or why it could not be loaded."""
+        return self._bases.failed
+
     @checked
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
         """Finishes what was accepted, and ends the engines. Interrupted by Ctrl-C, it drops what has not begun. Refused

@@ -206,6 +206,11 @@ class OpenedBases:
         opened = {thread.name: _context_length(thread) for thread in self._threads() if thread.failed is None}
         return {name: opened.get(name) for name in sorted({*self._models.names(), *opened})}
 
+    @property
+    def failed(self) -> BaseException | None:
+        """What one of the engines died of, or why it could not be loaded."""
+        return next((thread.failed for thread in self._threads() if thread.failed is not None), None)
+
     def finish(self) -> list[APIFuture[None]]:
         """Accepts no more. The futures are there when all that was accepted is done, and callbacks have returned: in
         one, those are left out which would wait for it."""

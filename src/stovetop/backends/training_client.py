@@ -88,6 +88,10 @@ class InProcessTrainingClient:
         return self._losses.run(what, list(data), loss_fn)
 
     @checked
+    def spoil(self, reason: str) -> APIFuture[None]:
+        return self._call("spoil", {"reason": reason}, ops.Spoil(self._adapter, reason))
+
+    @checked
     def optim_step(
         self, optim_params: HowToStep | None = None, *, adam_params: HowToStep | None = None
     ) -> APIFuture[OptimStepResponse]:

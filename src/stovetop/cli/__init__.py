@@ -5,15 +5,15 @@ A command is first understood, then carried out. What goes wrong in the first ha
 code 2); in the second, a failure (1). An interrupt exits with 130, SIGTERM takes the same path and exits with 143.
 Nothing here imports torch or transformers.
 
-`recipes`, `models`, `views` and `evaluation` have the commands; `configs`, `describe`, `runs` and `interrupts` what
-they rest on.
+`recipes`, `models`, `serve`, `views` and `evaluation` have the commands; `configs`, `describe`, `runs` and `interrupts`
+what they rest on.
 """
 
 import sys
 import traceback
 from collections.abc import Sequence
 
-from stovetop.cli import models, recipes, views
+from stovetop.cli import models, recipes, serve, views
 from stovetop.cli.interrupts import as_interrupted, interrupted_by_sigterm, output_is_closed
 from stovetop.cli.words import Action, entry
 from stovetop.errors import StovetopError
@@ -32,6 +32,7 @@ commands:
   describe <recipe>               what a recipe or a workflow does: its stages, and the fields of its config
   eval <checkpoint> --on <set>    measure a model on sets of examples, with standard errors
   fetch <model>                   bring a model to this machine, once
+  serve <model> ...               serve models to programs that use the Tinker SDK
   chat [model]                    talk to a base model or a checkpoint
   export <checkpoint> <folder>    merge an adapter into its base model, for other programs
   show <model> <chats.jsonl>      chats as the model sees them, and what of them is trained
@@ -62,6 +63,7 @@ COMMANDS = {
     "describe": recipes.describe,
     "eval": _eval,
     "fetch": models.fetch,
+    "serve": serve.serve,
     "chat": models.chat,
     "export": models.export,
     "show": views.show,

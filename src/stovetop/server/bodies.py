@@ -1,0 +1,242 @@
+"""The JSON bodies that clients send, as values: types, ranges and unknown choices are refused here, what a model can do
+is refused later, by its client.
+
+A field that is not known is passed over, as a newer SDK may send one; a known field with a choice that we do not have
+is refused by name, so that nothing is computed that was not asked for.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from stovetop.errors import InvalidRequest
+
+SHORTEST_TTL_S, LONGEST_TTL_S = 3600, 10 * 365 * 86_400  # an hour to ten years
+
+Seq = Annotated[int, Field(ge=0, lt=2**63)]
+TrainingSeq = Annotated[int, Field(ge=1, lt=2**63)]  # 0 is the request that made the model
+Ttl = Annotated[int, Field(ge=SHORTEST_TTL_S, le=LONGEST_TTL_S)]
+Id = Annotated[str, Field(min_length=1, max_length=512)]
+Metadata = dict[str, JsonValue]
+
+Of = TypeVar("Of", bound="Body")
+
+
+class Body(BaseModel):
+    """JSON types are taken as they are: no string becomes a number, and no number is NaN."""
+
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
+    )
+
+
+def read_body(kind: type[Of], data: bytes) -> Of:
+    """Refuses what does not fit, naming each field."""
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in error.errors()[:4]
+        )
+        raise InvalidRequest(f"this request cannot be read: {problems}") from None
+    except RecursionError:
+        raise InvalidRequest("this request cannot be read: it is nested too deeply") from None
+
+
+# ---- sessions ------------------------------------------------------------------------------------------------------
+
+
+class CreateSession(Body):
+    tags: list[str] = []
+    user_metadata: Metadata | None = None
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class Heartbeat(Body):
+    session_id: Id
+
+
+class FinishReason(Body):
+    type: Literal["success", "errored", "interrupted"]
+
+
+class FinishSession(Body):
+    reason: FinishReason
+    detail: str | None = None
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+class AdamOptimizer(Body):
+    """Another optimizer is refused by name."""
+
+    type: Literal["adamw"] = "adamw"
+
+
+class Lora(Body):
+    rank: int = 32
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class CreateModel(Body):
+    session_id: Id
+    model_seq_id: Seq
+    base_model: Id
+    lora_config: Lora | None = None
+    optimizer_config: AdamOptimizer | None = None
+    user_metadata: Metadata | None = None
+
+
+class ModelQuery(Body):
+    model_id: Id
+
+
+class Adam(Body):
+    type: Literal["adamw"] = "adamw"
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class OptimStep(Body):
+    model_id: Id
+    seq_id: TrainingSeq
+    adam_params: Adam | None = None
+    optimizer_params: Adam | None = None  # the same, as newer clients may name it; dimuon is refused by its type
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "OptimStep":
+        if (self.adam_params is None) == (self.optimizer_params is None):
+            raise ValueError("needs adam_params or optimizer_params, and not both")
+        return self
+
+    @property
+    def params(self) -> Adam:
+        """The one that was given."""
+        params = self.adam_params or self.optimizer_params
+        assert params is not None, "one of both is checked to be there"
+        return params
+
+
+class SaveWeights(Body):
+    model_id: Id
+    seq_id: TrainingSeq
+    path: str
+    overwrite: bool = False
+    ttl_seconds: Ttl | None = None
+    user_metadata: dict[str, str] | None = None
+
+
+class SaveWeightsForSampler(Body):
+    """With a path, a checkpoint; without one, a sampling session of weights that are frozen in memory."""
+
+    model_id: Id
+    seq_id: TrainingSeq
+    path: str | None = None
+    sampling_session_seq_id: Seq | None = None
+    kind: Literal["snapshot"] = "snapshot"
+    ttl_seconds: Ttl | None = None
+    user_metadata: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "SaveWeightsForSampler":
+        if (self.path is None) == (self.sampling_session_seq_id is None):
+            raise ValueError("needs a path, or a sampling_session_seq_id, and not both")
+        return self
+
+
+class LoadWeights(Body):
+    """Into a model that is there (model_id and seq_id), or as a new one (session_id and model_seq_id)."""
+
+    path: str
+    optimizer: bool
+    model_id: Id | None = None
+    seq_id: TrainingSeq | None = None
+    session_id: Id | None = None
+    model_seq_id: Seq | None = None
+    base_model: Id | None = None
+    optimizer_config: AdamOptimizer | None = None
+    user_metadata: Metadata | None = None
+    weights_access_token: None = None  # there are no other accounts here
+
+    @model_validator(mode="after")
+    def _names_one(self) -> "LoadWeights":
+        into, new = (self.model_id, self.seq_id), (self.session_id, self.model_seq_id)
+        if not ((None not in into and new == (None, None)) or (None not in new and into == (None, None))):
+            raise ValueError("needs model_id and seq_id, or session_id and model_seq_id, and not both")
+        return self
+
+
+# ---- sampling ------------------------------------------------------------------------------------------------------
+
+
+class CreateSamplingSession(Body):
+    session_id: Id
+    sampling_session_seq_id: Seq
+    base_model: Id | None = None
+    model_path: Id | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> "CreateSamplingSession":
+        if (self.base_model is None) == (self.model_path is None):
+            raise ValueError("needs a base_model, or a model_path, and not both")
+        return self
+
+
+class TextChunk(Body):
+    type: Literal["encoded_text"] = "encoded_text"
+    tokens: list[int]
+
+
+class Prompt(Body):
+    chunks: list[TextChunk]
+
+
+class Sampling(Body):
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | list[int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+class Sample(Body):
+    sampling_session_id: Id
+    seq_id: Seq
+    prompt: Prompt
+    sampling_params: Sampling
+    num_samples: Annotated[int, Field(ge=1, le=1024)] = 1
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: Annotated[int, Field(ge=0)] = 0
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
+    # Not offered: anything but their neutral values is refused.
+    topk_sample_logprobs: Literal[0] = 0
+    prompt_alt_tokens_k: Literal[0] = 0
+    target_prompt_logprobs: None = None
+    record_stability_info: Literal[False] | None = None
+
+
+# ---- futures -------------------------------------------------------------------------------------------------------
+
+
+class RetrieveFuture(Body):
+    request_id: Id
+    allow_metadata_only: bool = False
+
+
+TrainingBody = OptimStep | SaveWeights | SaveWeightsForSampler | LoadWeights

@@ -1,0 +1,259 @@
+"""The journal: an SQLite file that one thread writes, so that what was acknowledged is there after a kill or a loss of
+power. What is in it: `rows.py`.
+
+**One connection.** SQLite before 3.51.3 (and 3.50.7, 3.44.6) can corrupt a write-ahead log when two connections write
+or checkpoint at the same moment, and the SQLite that comes with Python is often older. Here there is one connection,
+which locks the file for itself (`locking_mode=EXCLUSIVE`, which also keeps the log's index in memory, where no second
+process can see it): the fault cannot arise with any version, and no further wheel is needed. What reads the journal of
+a running server asks the server; a copy of the folder is made when it is stopped.
+
+**Group commit.** What comes while a commit is under way goes into the next one together: one fsync (synchronous=FULL)
+for all of it. Order of `put` is order of commit. Reads run between commits, so they see what is committed, and all that
+was put before them.
+"""
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stovetop.errors import InvalidRequest, StovetopError
+from stovetop.futures import pending, when_done
+from stovetop.server.rows import SCHEMA, VERSION, AnyRow, Change, select
+
+log = logging.getLogger(__name__)
+
+OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
+SOON_S = 0.05  # that what is put `soon` may wait for a commit to ride with
+
+T = TypeVar("T")
+
+
+class JournalFailed(StovetopError):
+    """The journal could not be written. Memory has run ahead of what can be promised: the process has to end, and what
+    was committed is what there is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Write:
+    changes: Sequence[Change]
+    committed: "Future[None]"
+    soon: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    query: Callable[[sqlite3.Connection], Any]
+    answer: "Future[Any]"
+
+
+class Journal:
+    """May be used from any thread.
+
+    Consumes changes and queries, produces futures that are done when a change is on the disk; waits when there are
+    none; stopped by `close`, which commits what was put. After a failure nothing more is committed: every future fails,
+    and `on_failure` is called once, in the writer's thread.
+    """
+
+    def __init__(self, path: Path, on_failure: Callable[[JournalFailed], object] = lambda error: None) -> None:
+        """Opens the file, or makes it. Refuses one that another process has open, or that is of another version."""
+        self._inbox: queue.SimpleQueue[_Write | _Read | None] = queue.SimpleQueue()
+        self._failed: JournalFailed | None = None
+        self._on_failure = on_failure
+        self._path = path
+        opened: Future[None] = pending()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="journal", daemon=True)
+        self._thread.start()
+        opened.result()
+
+    def put(self, *changes: Change) -> "Future[None]":
+        """Commits these together, as soon as possible."""
+        return self._write(changes, soon=False)
+
+    def put_soon(self, *changes: Change) -> "Future[None]":
+        """Commits these with what comes next, or after `SOON_S` seconds."""
+        return self._write(changes, soon=True)
+
+    def read(self, query: Callable[[sqlite3.Connection], T]) -> "Future[T]":
+        """What `query` returns, in the writer's thread. It must not change anything."""
+        read = _Read(query, pending())
+        self._inbox.put(read)
+        return read.answer
+
+    def rows(self, kind: type[AnyRow], where: str = "1", *values: Any, order: str = "1") -> list[AnyRow]:
+        """The rows of a table. Waits for them, so it is not for an event loop."""
+        statement, values = select(kind, where, *values, order=order)
+        return self.read(lambda connection: [kind(*row) for row in connection.execute(statement, values)]).result()
+
+    def close(self) -> None:
+        """Returns when all that was put is committed and the file is closed."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _write(self, changes: Sequence[Change], *, soon: bool) -> "Future[None]":
+        write = _Write(changes, pending(), soon)
+        self._inbox.put(write)
+        return write.committed
+
+    # ---- in the writer's thread --------------------------------------------------------------------------------------
+
+    def _run(self, opened: "Future[None]") -> None:
+        try:
+            connection = _opened(self._path)
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        try:
+            while self._commit_batch(connection, *self._next_batch()):
+                pass
+        finally:
+            connection.close()
+
+    def _next_batch(self) -> tuple[list[_Write], _Read | None, bool]:
+        """Writes that are committed together, the read that ends them, if one does, and whether more is to come."""
+        writes: list[_Write] = []
+        deadline_s: float | None = None  # by when the writes must be committed; None: there are none
+        while True:
+            try:
+                wait_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                item = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
+            except queue.Empty:
+                return writes, None, True
+            match item:
+                case None:
+                    return writes, None, False
+                case _Read():
+                    return writes, item, True
+                case _Write():
+                    writes.append(item)
+                    if not item.soon:
+                        deadline_s = time.monotonic()  # only what has come already goes with it
+                    elif deadline_s is None:
+                        deadline_s = time.monotonic() + SOON_S
+
+    def _commit_batch(
+        self, connection: sqlite3.Connection, writes: list[_Write], read: _Read | None, more: bool
+    ) -> bool:
+        if writes and self._failed is None:
+            try:
+                _commit(connection, [change for write in writes for change in write.changes])
+            except sqlite3.Error as error:
+                self._fail(error)
+        for write in writes:
+            _settle(write.committed, lambda: None, self._failed)
+        if read is not None:
+            _settle(read.answer, lambda: read.query(connection), self._failed)
+        return more
+
+    def _fail(self, error: sqlite3.Error) -> None:
+        self._failed = JournalFailed(
+            f"cannot write the journal: {error}. What was acknowledged before is kept. Make room, or mend the disk, "
+            f"then start the server again: {self._path}"
+        )
+        self._failed.__cause__ = error
+        log.critical("%s", self._failed)
+        self._on_failure(self._failed)
+
+
+def done() -> "Future[None]":
+    """A commit that was made before."""
+    future: Future[None] = pending()
+    future.set_result(None)
+    return future
+
+
+def follow(committed: "Future[None]", following: "Future[None]") -> None:
+    """Ends the second future as the first one ends."""
+
+    def pass_on(future: "Future[None]") -> None:
+        error = future.exception()
+        if error is None:
+            following.set_result(None)
+        else:
+            following.set_exception(error)
+
+    committed.add_done_callback(pass_on)
+
+
+def when_all_done(futures: "Sequence[Future[Any]]", function: Callable[[], object]) -> None:
+    """Calls the function once, when all have ended, in the thread that ends the last one; now, if there are none."""
+    left, lock = len(futures), threading.Lock()  # protects `left`: futures end in several threads
+
+    def one_has_ended(_: "Future[Any]") -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            function()
+
+    for future in futures:
+        when_done(future, one_has_ended)
+    if not futures:
+        function()
+
+
+def _settle(future: "Future[T]", value: Callable[[], T], failed: BaseException | None) -> None:
+    try:
+        if failed is not None:
+            raise failed
+        future.set_result(value())
+    except BaseException as error:  # it belongs to the one who waits
+        future.set_exception(error)
+
+
+def _commit(connection: sqlite3.Connection, changes: Sequence[Change]) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for change in changes:
+        connection.execute(change.statement, change.values)
+    connection.execute("COMMIT")
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise InvalidRequest(
+            f"the journal needs SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer, and this Python has "
+            f"{sqlite3.sqlite_version}; use another build of Python"
+        )
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+    try:
+        _set_up(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        in_use = "locked" in str(error)
+        remedy = "another server has it open; stop that one" if in_use else "put back a copy of the folder"
+        raise StovetopError(
+            f"cannot open the journal ({error}); {remedy}, or choose another --storage: {path}"
+        ) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up(connection: sqlite3.Connection, path: Path) -> None:
+    """Locks the file, and makes the tables where there are none."""
+    for pragma, value in (("locking_mode", "exclusive"), ("journal_mode", "wal")):
+        (found,) = connection.execute(f"PRAGMA {pragma}={value}").fetchone()
+        if found != value:
+            raise StovetopError(f"the journal's {pragma} is {found!r} and cannot be {value!r} on this disk: {path}")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("BEGIN EXCLUSIVE")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        for statement in SCHEMA.split(";"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={VERSION}")
+    connection.execute("COMMIT")
+    if version not in (0, VERSION):
+        raise StovetopError(
+            f"the journal is of version {version}, and this stovetop reads and writes version {VERSION}; use the "
+            f"stovetop that wrote it, or another --storage: {path}"
+        )

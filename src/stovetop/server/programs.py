@@ -1,0 +1,69 @@
+"""The programs of all models, by id: makes them, finds them for their owner, and finds their requests."""
+
+import threading
+import time
+from collections.abc import Iterable
+
+from stovetop.errors import NotFoundError
+from stovetop.server.program import Program
+from stovetop.server.requests import Request
+from stovetop.server.rows import ModelRow, put
+from stovetop.server.shared import Shared
+from stovetop.server.verbs import Call
+
+
+def model_id_of(session_id: str, model_seq_id: int) -> str:
+    """The id of a model, which the SDK computes too."""
+    return f"{session_id}:train:{model_seq_id}"
+
+
+class Programs:
+    def __init__(self, shared: Shared, programs: Iterable[Program] = ()) -> None:
+        self._shared = shared
+        self._by_id = {program.model.id: program for program in programs}
+        self._lock = threading.Lock()  # protects the table
+
+    async def make(self, model: ModelRow, call: Call) -> Request:
+        """The request that makes a model, which its row is committed with."""
+        with self._lock:
+            program = self._by_id.setdefault(model.id, Program(model, self._shared))
+        try:
+            return await program.accept(call, put(program.model))
+        except BaseException:
+            with self._lock:
+                if not program.is_made and self._by_id.get(model.id) is program:
+                    del self._by_id[model.id]
+            raise
+
+    def find(self, model_id: str, owner: str) -> Program:
+        """A model of this owner. One of another is as good as none."""
+        program = self._by_id.get(model_id)
+        if program is None or program.model.owner != owner:
+            raise NotFoundError(f"there is no model of this id: {model_id!r}")
+        return program
+
+    def base_model_of(self, model_id: str) -> str:
+        """Of a model that has saved something."""
+        return self._by_id[model_id].model.base_model
+
+    def request(self, request_id: str, owner: str) -> Request:
+        """A training request of this owner, from the journal where it is not in memory any more."""
+        model_id, _, seq = request_id.rpartition(":")
+        program = self._by_id.get(model_id)
+        if program is not None and program.model.owner == owner and seq.isdecimal() and len(seq) < 19:
+            request = program.find(int(seq))
+            if request is not None:
+                return request
+        raise NotFoundError(f"there is no request of this id: {request_id!r}")
+
+    def forget(self, requests: Iterable[Request]) -> None:
+        """The results of these are not kept in memory any more."""
+        over = {request.id for request in requests}
+        for program in list(self._by_id.values()):
+            program.forget(over)
+
+    def rest(self, give_up_s: float) -> None:
+        """Makes a snapshot of each that has done anything since its last one. Waits for them, so long at most."""
+        until_s = time.monotonic() + give_up_s
+        for written in [program.rest() for program in list(self._by_id.values())]:
+            written.result(max(0.0, until_s - time.monotonic()))

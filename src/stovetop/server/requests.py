@@ -1,0 +1,223 @@
+"""Requests that were accepted, and their results: what a client submits is answered with an id, and it asks for the
+result under this id until it comes.
+
+A training request is in the journal, so it is known after a restart; its result may be asked for as often as a client
+likes. A sample is in memory alone: after a restart its id is gone, and the client draws it again.
+"""
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from stovetop.errors import APIStatusError, InvalidRequest, RequestFailedError, StovetopError
+from stovetop.futures import pending, when_done
+from stovetop.server.journal import Journal
+from stovetop.server.rows import Change, ResultRow, put
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 600.0  # a result, after it was delivered: a client may have lost the answer
+NEVER_ASKED_S = 3600.0  # a sample that no client comes for
+
+Form = Literal["forward_backward", "sample", "json", "failed"]
+
+
+class Gone(APIStatusError):
+    """It was there, and is no more: a client may ask for it anew."""
+
+    status_code = 410
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a client gets: a protobuf message of this form, or JSON."""
+
+    form: Form
+    body: bytes
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> "Result":
+        return cls("json", json.dumps(value, allow_nan=False).encode())
+
+    @classmethod
+    def stored(cls, row: ResultRow) -> "Result":
+        return cls(cast("Form", row.form), row.body)  # of the journal, which this file writes
+
+    @classmethod
+    def failed(cls, message: str, category: str) -> "Result":
+        return cls("failed", json.dumps({"error": message, "category": category}).encode())
+
+    @property
+    def is_fault(self) -> bool:
+        """A failure that was none of the client's."""
+        return self.form == "failed" and json.loads(self.body)["category"] == "server"
+
+    @property
+    def message(self) -> str:
+        """Of a failure."""
+        return json.loads(self.body)["error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A result, and what goes into the journal with it. A result with changes is told when they are committed and
+    `appear` was called, which shows to others what was made."""
+
+    result: Result
+    changes: tuple[Change, ...] = ()
+    appear: Callable[[], None] = lambda: None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request that was accepted."""
+
+    id: str
+    owner: str
+    what: str  # for messages
+    digest: bytes  # of what the client sent
+    n: int | None = None  # its place in the journal; None for a sample
+    response: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the answer to its submission, besides the id
+    committed: "Future[None]" = field(default_factory=pending)
+    finished: "Future[Result]" = field(default_factory=pending)
+    cancel: Callable[[], None] = lambda: None
+    words: dict[str, str] = field(default_factory=dict[str, str])  # of messages: what the client calls it instead
+    accepted_s: float = field(default_factory=time.monotonic)
+    finished_s: float | None = None
+    delivered_s: float | None = None
+
+    def submitted(self) -> dict[str, Any]:
+        """What a client is answered when it submits it."""
+        return {"request_id": self.id, **self.response}
+
+    def finish(self, result: Result) -> None:
+        """Its result is there."""
+        self.finished_s = time.monotonic()
+        self.finished.set_result(result)
+
+    def require_same(self, digest: bytes) -> None:
+        """Refuses another request in its place."""
+        if digest != self.digest:
+            raise InvalidRequest(
+                f"{self.what} was used by another request; a request that is sent again must be the same, and a new "
+                "one takes the next seq_id"
+            )
+
+
+def digest_of(identity: bytes) -> bytes:
+    """Tells requests apart by what they ask."""
+    return hashlib.sha256(identity).digest()
+
+
+class Requests:
+    """All that are in memory. One thread writes down what results come, in the order in which they come."""
+
+    def __init__(self, journal: Journal, has_failed: Callable[[], bool], end: Callable[[], object]) -> None:
+        """`has_failed` says that an engine has died. What its requests were answered with is not true of them: they
+        are done again by the next process, and `end` ends this one."""
+        self._journal = journal
+        self.has_failed = has_failed
+        self._end = end
+        self._closed = False
+        self._by_id: dict[str, Request] = {}
+        self._lock = threading.Lock()  # protects the table, which threads change
+        self._finishing = ThreadPoolExecutor(1, thread_name_prefix="results")
+
+    def add(self, request: Request) -> None:
+        with self._lock:
+            self._by_id[request.id] = request
+
+    def find(self, request_id: str, owner: str) -> Request | None:
+        """A request of this owner that is in memory. One of another is as good as none."""
+        request = self._by_id.get(request_id)
+        return request if request is not None and request.owner == owner else None
+
+    def follow(self, request: Request, future: "Future[Any]", written: Callable[[Any], Outcome]) -> None:
+        """When the future is done, so is the request: `written` makes the outcome of its value."""
+        when_done(future, lambda done: self.later(lambda: self._finish(request, done, written)))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Does it in the thread of results, behind those that came before."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException:
+                log.exception("a result could not be written down")
+
+        if not self._closed:
+            self._finishing.submit(guarded)
+
+    def sweep(self, now_s: float) -> list[Request]:
+        """Forgets the requests whose results have been kept for long enough, and returns them."""
+        with self._lock:
+            over = [request for request in self._by_id.values() if _is_over(request, now_s)]
+            for request in over:
+                del self._by_id[request.id]
+        return over
+
+    def close(self) -> None:
+        """Returns when all results that have come are written down. What comes later is of a request that is not done:
+        the journal has it."""
+        self._finishing.submit(self._close).result()
+        self._finishing.shutdown(wait=True)
+
+    def _close(self) -> None:
+        self._closed = True
+
+    def _finish(self, request: Request, done: "Future[Any]", written: Callable[[Any], Outcome]) -> None:
+        try:
+            outcome = written(done.result())
+        except BaseException as error:  # it belongs to the one who waits
+            outcome = Outcome(failure_of(request, error))
+        if self.has_failed():
+            self._end()
+        if self.has_failed() or self._closed:
+            return
+        changes = outcome.changes
+        if request.n is not None:
+            row = ResultRow(request.n, outcome.result.form, outcome.result.body, time.time())
+            changes = (put(row), *changes)
+        if outcome.changes or (request.n is not None and outcome.result.form == "failed"):
+            # what others may see from now on is committed first, and a failure, which a replay could not repeat
+            self._journal.put(*changes).add_done_callback(lambda put: _tell(request, outcome, put))
+        else:
+            if changes:
+                self._journal.put_soon(*changes)
+            request.finish(outcome.result)
+
+
+def _tell(request: Request, outcome: Outcome, put: "Future[None]") -> None:
+    """In the journal's thread."""
+    if put.exception() is None:
+        outcome.appear()
+        request.finish(outcome.result)
+
+
+def _is_over(request: Request, now_s: float) -> bool:
+    if request.finished_s is None:
+        return False
+    if request.delivered_s is not None:
+        return now_s > request.delivered_s + KEPT_S
+    return now_s > request.finished_s + NEVER_ASKED_S
+
+
+def failure_of(request: Request, error: BaseException) -> Result:
+    """As the client sees it: by the names that the client knows, not by those of this process."""
+    cause = error.__cause__ if isinstance(error, RequestFailedError) and error.__cause__ is not None else error
+    if isinstance(error, RequestFailedError):
+        category = error.category
+    else:
+        category = "user" if isinstance(error, StovetopError) else "server"
+    if category == "server":
+        log.error("%s failed", request.what, exc_info=error)
+    message = f"{request.what} failed: {str(cause) or type(cause).__name__}"
+    for ours, theirs in request.words.items():
+        message = message.replace(ours, theirs)
+    return Result.failed(message, category)

@@ -1,0 +1,157 @@
+"""What the journal keeps: one dataclass a table, with the table's columns as its fields, and the schema. No I/O.
+
+A request is a model's `seq`-th call, and its `n` the place in the order in which all requests were accepted. Its body
+is kept until a snapshot of the model covers it, its result for as long as a client may ask for it again; the row itself
+stays, so that a retry is known however late it comes.
+"""
+
+from dataclasses import astuple, dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+VERSION = 1  # of the schema; a journal of another one is refused by name
+
+SCHEMA = """
+CREATE TABLE session (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, body TEXT NOT NULL, finished TEXT
+) STRICT, WITHOUT ROWID;
+CREATE TABLE model (
+    id TEXT PRIMARY KEY, session_id TEXT NOT NULL, owner TEXT NOT NULL, base_model TEXT NOT NULL,
+    user_metadata TEXT NOT NULL, created_s REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE request (
+    n INTEGER PRIMARY KEY, model_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, digest BLOB NOT NULL,
+    body BLOB, attempts INTEGER NOT NULL, UNIQUE (model_id, seq)
+) STRICT;
+CREATE TABLE result (
+    n INTEGER PRIMARY KEY, form TEXT NOT NULL, body BLOB NOT NULL, done_s REAL NOT NULL
+) STRICT;
+CREATE TABLE snapshot (
+    model_id TEXT PRIMARY KEY, n INTEGER NOT NULL, folder TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE sampler (
+    id TEXT PRIMARY KEY, session_id TEXT NOT NULL, owner TEXT NOT NULL, base_model TEXT NOT NULL, model_path TEXT,
+    model_id TEXT, n INTEGER, folder TEXT
+) STRICT, WITHOUT ROWID;
+CREATE TABLE checkpoint (
+    path TEXT PRIMARY KEY, model_id TEXT NOT NULL, owner TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
+    n INTEGER NOT NULL, folder TEXT NOT NULL, size_bytes INTEGER NOT NULL, created_s REAL NOT NULL, expires_s REAL,
+    public INTEGER NOT NULL, user_metadata TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class Change(NamedTuple):
+    """One statement that changes the journal."""
+
+    statement: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A client process, as it introduced itself. `finished` is the reason that it gave first."""
+
+    id: str
+    owner: str
+    created_s: float  # since the epoch, as all times here
+    body: str  # JSON
+    finished: str | None = None  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A training client. What it was made from is the body of its request 0."""
+
+    id: str
+    session_id: str
+    owner: str
+    base_model: str
+    user_metadata: str  # JSON
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One call of a model's program."""
+
+    n: int
+    model_id: str
+    seq: int  # 0 made the model
+    kind: str
+    digest: bytes  # of the body
+    body: bytes | None  # zstd; None once a snapshot covers it
+    attempts: int = 0  # replays that were begun and not finished
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """What became of a request: see `requests.Result`."""
+
+    n: int
+    form: str
+    body: bytes
+    done_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """The state of a model behind its request `n`: replay begins there."""
+
+    model_id: str
+    n: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRow:
+    """A sampling session: of a base model, of a saved path, or of the weights that `model_id` had at its request `n`,
+    which are in `folder` once they are written."""
+
+    id: str
+    session_id: str
+    owner: str
+    base_model: str
+    model_path: str | None = None
+    model_id: str | None = None
+    n: int | None = None
+    folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """What a tinker:// path stands for."""
+
+    path: str
+    model_id: str
+    owner: str
+    kind: str  # weights or sampler_weights
+    name: str
+    n: int  # of the request that saved it
+    folder: str
+    size_bytes: int
+    created_s: float
+    expires_s: float | None
+    public: int
+    user_metadata: str  # JSON
+
+
+Row = SessionRow | ModelRow | RequestRow | ResultRow | SnapshotRow | SamplerRow | CheckpointRow
+AnyRow = TypeVar("AnyRow", SessionRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, CheckpointRow)
+
+
+def table_of(kind: type[Row]) -> str:
+    return kind.__name__.removesuffix("Row").lower()
+
+
+def put(row: Row) -> Change:
+    """The row, in place of the one with its primary key."""
+    columns = ", ".join(field.name for field in fields(row))
+    values = astuple(row)
+    marks = ", ".join("?" * len(values))
+    return Change(f"INSERT OR REPLACE INTO {table_of(type(row))} ({columns}) VALUES ({marks})", values)
+
+
+def select(kind: type[AnyRow], where: str = "1", *values: Any, order: str = "1") -> tuple[str, tuple[Any, ...]]:
+    """A query that `kind(*columns)` makes rows of."""
+    columns = ", ".join(field.name for field in fields(kind))
+    return f"SELECT {columns} FROM {table_of(kind)} WHERE {where} ORDER BY {order}", values

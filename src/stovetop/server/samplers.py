@@ -1,0 +1,242 @@
+"""Sampling sessions: what a client samples from, under an id. Of a base model, of a saved path, or of weights that were
+frozen in memory between two steps of a training client.
+
+Frozen weights are written to the disk when a snapshot of their model is about to pass them (`program.py`): until then a
+replay makes them again, and after it they are read from their folder.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stovetop.client import SamplingClient, ServiceClient
+from stovetop.errors import InvalidRequest, NotFoundError
+from stovetop.futures import APIFuture, ClientFuture, pending
+from stovetop.saved_states import base_model_of
+from stovetop.server import bodies, codec
+from stovetop.server.checkpoints import Checkpoints
+from stovetop.server.journal import Journal, done, follow
+from stovetop.server.requests import Gone, Outcome, Request, Requests, Result
+from stovetop.server.rows import SamplerRow, put
+from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
+
+_SAMPLE = "sample-"  # what ids of samples begin with
+
+Open = Callable[[], ClientFuture[SamplingClient]]
+
+
+@dataclass(slots=True, eq=False)
+class Sampler:
+    """One sampling session. Its client is opened when it is first needed."""
+
+    row: SamplerRow
+    open: Open
+    client: ClientFuture[SamplingClient] | None
+    committed: "Future[None]"
+    requests: dict[int, Request] = field(default_factory=dict[int, Request])  # by seq_id
+    lock: threading.Lock = field(default_factory=threading.Lock)  # protects the client and the requests
+
+
+class Writing(NamedTuple):
+    """Frozen weights that are being written into this folder."""
+
+    sampler: Sampler
+    folder: Path
+    future: "Future[Any]"
+
+
+class Samplers:
+    """All sampling sessions."""
+
+    def __init__(
+        self,
+        service: ServiceClient,
+        journal: Journal,
+        requests: Requests,
+        checkpoints: Checkpoints,
+        rows: Iterable[SamplerRow],
+        storage: Path,
+    ) -> None:
+        self._service = service
+        self._journal = journal
+        self._requests = requests
+        self._checkpoints = checkpoints
+        self._storage = storage
+        self._by_id = {row.id: Sampler(row, self._opener(row), None, done()) for row in rows}
+        self._lock = threading.Lock()  # protects the table: a session is made once
+
+    # ---- sessions ----------------------------------------------------------------------------------------------------
+
+    def create(self, body: bodies.CreateSamplingSession, owner: str) -> "tuple[str, Future[None]]":
+        """Its id, and when it is committed. One that is asked for again is the same. Waits for what it samples from, so
+        that a path or a name that is not there is refused here."""
+        sampler_id = f"{body.session_id}:sample:{body.sampling_session_seq_id}"
+        with self._lock:
+            sampler = self._by_id.get(sampler_id)
+            if sampler is not None:
+                self._require_same(sampler.row, body)
+                return sampler_id, sampler.committed
+            row, client = self._opened(sampler_id, body, owner)
+            sampler = self._by_id[sampler_id] = Sampler(row, self._opener(row), client, pending())
+        try:
+            client.result()
+        except BaseException as error:
+            del self._by_id[sampler_id]
+            sampler.committed.set_exception(error)
+            raise
+        follow(self._journal.put(put(row)), sampler.committed)
+        return sampler_id, sampler.committed
+
+    def _opened(
+        self, sampler_id: str, body: bodies.CreateSamplingSession, owner: str
+    ) -> tuple[SamplerRow, ClientFuture[SamplingClient]]:
+        if body.model_path is None:
+            assert body.base_model is not None, "the body has one of both"
+            client = self._service.create_sampling_client(base_model=body.base_model)
+            return SamplerRow(sampler_id, body.session_id, owner, body.base_model), client
+        folder = self._checkpoints.find(body.model_path, owner).folder
+        client = self._service.create_sampling_client(model_path=folder)
+        base_model = base_model_of(Path(folder))
+        return SamplerRow(sampler_id, body.session_id, owner, base_model, body.model_path, folder=folder), client
+
+    def add_frozen(self, row: SamplerRow, client: ClientFuture[SamplingClient]) -> None:
+        """The weights of a training client, as of its request `row.n`, with which the row is committed."""
+        with self._lock:
+            known = self._by_id.get(row.id)
+            if known is not None and (known.row.model_id, known.row.n) != (row.model_id, row.n):
+                raise InvalidRequest(f"there is a sampling session of this id; take the next number: {row.id!r}")
+            self._by_id[row.id] = Sampler(row, self._opener(row), client, done())
+
+    def find(self, sampler_id: str, owner: str) -> SamplerRow:
+        """A sampling session of this owner."""
+        return self._find(sampler_id, owner).row
+
+    def write_all(self, model_id: str, n: int) -> "list[Writing]":
+        """Begins to write the frozen weights of this model, as of its request `n` or before, that no folder has yet."""
+        return [
+            self._write(sampler)
+            for sampler in list(self._by_id.values())
+            if sampler.row.model_id == model_id and sampler.row.folder is None and (sampler.row.n or 0) <= n
+        ]
+
+    def _write(self, sampler: Sampler) -> "Writing":
+        assert sampler.client is not None, "what is not written is in memory"
+        folder = self._storage / "samplers" / secrets.token_hex(8)
+        return Writing(sampler, folder, sampler.client.result().save(folder).future())
+
+    def written(self, writing: "Writing") -> SamplerRow:
+        """Its row, now that it is in its folder. Raises where that could not be written."""
+        writing.future.result()
+        sampler = writing.sampler
+        sampler.row = replace(sampler.row, folder=str(writing.folder))
+        sampler.open = self._opener(sampler.row)
+        return sampler.row
+
+    def folders(self) -> set[str]:
+        """Those that sessions would be opened from."""
+        return {sampler.row.folder for sampler in self._by_id.values() if sampler.row.folder is not None}
+
+    def _find(self, sampler_id: str, owner: str) -> Sampler:
+        sampler = self._by_id.get(sampler_id)
+        if sampler is None or sampler.row.owner != owner:
+            raise NotFoundError(f"there is no sampling session of this id: {sampler_id!r}")
+        return sampler
+
+    def _opener(self, row: SamplerRow) -> Open:
+        def open_client() -> ClientFuture[SamplingClient]:
+            if row.folder is None and row.model_id is not None:
+                raise Gone(f"the weights of this sampling session are gone; make another one: {row.id!r}")
+            if row.folder is not None and not Path(row.folder).is_dir():
+                raise Gone(f"the checkpoint that this session samples from was deleted: {row.model_path!r}")
+            return self._service.create_sampling_client(
+                model_path=row.folder, base_model=None if row.folder else row.base_model
+            )
+
+        return open_client
+
+    def _require_same(self, row: SamplerRow, body: bodies.CreateSamplingSession) -> None:
+        asked = body.base_model or row.base_model, body.model_path
+        if asked != (row.base_model, row.model_path) or row.model_id is not None:
+            raise InvalidRequest(
+                "sampling_session_seq_id was used by another request; take the next one: "
+                f"{body.sampling_session_seq_id}"
+            )
+
+    # ---- samples -----------------------------------------------------------------------------------------------------
+
+    def sample(self, body: bodies.Sample, digest: bytes, owner: str) -> Request:
+        """Begins to draw. The same seq_id is the same request. Waits for the weights where they are still read."""
+        sampler = self._find(body.sampling_session_id, owner)
+        with sampler.lock:
+            known = sampler.requests.get(body.seq_id)
+            if known is not None:
+                known.require_same(digest)
+                return known
+            if sampler.client is None:
+                sampler.client = sampler.open()
+            client = sampler.client.result()
+            request_id = f"{_SAMPLE}{secrets.token_hex(8)}"
+            sequences = [f"{request_id}-{index}" for index in range(body.num_samples)]
+            what = f"sample (seq_id {body.seq_id} of {body.sampling_session_id})"
+            drawn = self._draw(client, body)
+            request = Request(request_id, owner, what, digest, response={"sample_sequence_ids": sequences})
+            request.cancel = drawn.cancel
+            sampler.requests[body.seq_id] = request
+        self._requests.add(request)
+        self._requests.follow(request, drawn.future(), _written)
+        return request
+
+    def forget(self, requests: Iterable[Request]) -> None:
+        """Their results are not kept any more; a client that sends one again draws anew."""
+        over = {id(request) for request in requests}
+        for sampler in list(self._by_id.values()):
+            with sampler.lock:
+                for seq_id in [seq_id for seq_id, request in sampler.requests.items() if id(request) in over]:
+                    del sampler.requests[seq_id]
+
+    def _draw(self, client: SamplingClient, body: bodies.Sample) -> APIFuture[Any]:
+        prompt = ModelInput.from_ints([token for chunk in body.prompt.chunks for token in chunk.tokens])
+        params = SamplingParams(**body.sampling_params.model_dump())
+        if self._scores_a_full_context(client, prompt, body):
+            return client.compute_logprobs(prompt, body.prompt_logprobs_last_n)
+        return client.sample(
+            prompt,
+            body.num_samples,
+            params,
+            include_prompt_logprobs=bool(body.prompt_logprobs),
+            topk_prompt_logprobs=body.topk_prompt_logprobs,
+            prompt_logprobs_last_n=body.prompt_logprobs_last_n,
+        )
+
+    def _scores_a_full_context(self, client: SamplingClient, prompt: ModelInput, body: bodies.Sample) -> bool:
+        """The SDK asks for logprobs with a sample of one token, for which a prompt may have left no room."""
+        scores = body.prompt_logprobs and body.sampling_params.max_tokens == 1 and body.num_samples == 1
+        return bool(scores) and not body.topk_prompt_logprobs and prompt.length == self._context_of(client)
+
+    def _context_of(self, client: SamplingClient) -> int | None:
+        lengths = {
+            model.model_name: model.max_context_length
+            for model in self._service.get_server_capabilities().supported_models
+        }
+        return lengths.get(client.get_base_model())
+
+
+def is_sample(request_id: str) -> bool:
+    """Whether it is, or was, the id of a sample."""
+    return request_id.startswith(_SAMPLE)
+
+
+def _written(value: SampleResponse | list[float | None]) -> Outcome:
+    if isinstance(value, list):  # logprobs of a prompt that fills the context: no token was drawn
+        value = SampleResponse([SampledSequence("length", [], [])], prompt_logprobs=value)
+    return Outcome(Result("sample", codec.write_sample(value)))
+
+
+def describe(row: SamplerRow) -> Mapping[str, Any]:
+    """What a client is told of it."""
+    described = {"sampler_id": row.id, "base_model": row.base_model}
+    return described if row.model_path is None else {**described, "model_path": row.model_path}

@@ -1,0 +1,158 @@
+"""A server from start to stop: its port, its folder, its models. The command line is in `cli/serve.py`.
+
+The port is open from the first moment; models load and the journal is replayed behind it. When it is told to stop, it
+lets no more requests in, makes snapshots of what was trained, and closes. It ends by itself, with EXIT_FAILED, where
+what it promises cannot be kept any more: its journal cannot be written, or an engine has died. What was acknowledged is
+there when it starts again.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from filelock import FileLock, Timeout
+
+from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.errors import InvalidRequest, StovetopError
+from stovetop.server.app import Doors, OwnerOf, local_owner, make_app
+from stovetop.server.journal import Journal
+from stovetop.server.recovery import Parts, recover
+from stovetop.server.uploads import UploadLimits
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 70  # EX_SOFTWARE: start it again
+BACKLOG = 4096  # connections that the system may hold before they are accepted
+STOP_S = 3.0  # for requests that are under way
+SNAPSHOT_S = 60.0  # for the last snapshots; what they do not cover is replayed
+
+OpenService = Callable[[Path], InProcessServiceClient]  # saving under this folder, with its models loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What does not depend on the models."""
+
+    storage: Path  # of this server alone: its journal, checkpoints, snapshots
+    hosts: list[str] = field(default_factory=lambda: ["127.0.0.1", "localhost"])  # Host headers that are served
+    owner_of: OwnerOf = local_owner
+    limits: UploadLimits = field(default_factory=UploadLimits)
+    end: Callable[[int], object] = os._exit  # the process, at once, with this code
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A port that is open: connections wait until the server takes them. Port 0 is a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # the protocol is named, for asyncio switches Nagle's algorithm off only then: 40 ms an answer
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise InvalidRequest(f"cannot listen there ({error.strerror}); choose another --port: {host}:{port}") from error
+    listening.listen(BACKLOG)
+    return listening
+
+
+class Server:
+    """Serves one folder on one port.
+
+    `run` returns when it was told to stop and everything is closed; it raises what kept the server from starting. HTTP
+    has a thread of its own, with an event loop in it.
+    """
+
+    def __init__(self, open_service: OpenService, listening: socket.socket, options: ServerOptions) -> None:
+        self.doors = Doors()
+        self._open_service = open_service
+        self._listening = listening
+        self._options = options
+        self._stops = threading.Event()
+        app = make_app(self.doors, hosts=options.hosts, owner_of=options.owner_of, limits=options.limits)
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(STOP_S),
+            backlog=BACKLOG,
+        )
+        self._http = uvicorn.Server(config)
+
+    def run(self) -> None:
+        storage = self._options.storage.expanduser().resolve()
+        with _alone_in(storage), self._listens(), self._parts(storage) as parts:
+            self.doors.open(parts)
+            log.info("serving %s", ", ".join(str(name) for name in _names(parts.service)))
+            self._stops.wait()
+            self._shut()
+
+    def stop(self) -> None:
+        """From another thread or a signal's handler. One that still starts just ends: nothing was promised since."""
+        if self.doors.state == "loading":
+            self._options.end(0)
+        self._stops.set()
+
+    @contextmanager
+    def _listens(self) -> Generator[None]:
+        thread = threading.Thread(target=self._http.run, args=([self._listening],), name="http", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._shut()
+            thread.join()
+
+    def _shut(self) -> None:
+        """Lets nothing in any more, and ends what waits for results."""
+        self.doors.close()
+        self._http.should_exit = True
+
+    @contextmanager
+    def _parts(self, storage: Path) -> Generator[Parts]:
+        """All parts, from the start of the replay until everything is closed."""
+        with ExitStack() as closing:
+            journal = Journal(storage / "journal.sqlite", lambda _: self._options.end(EXIT_FAILED))
+            closing.callback(journal.close)
+            service = self._open_service(storage)
+            closing.callback(service.__exit__, _Stopped, _Stopped(), None)
+            parts = recover(service, journal, storage, lambda: self._options.end(EXIT_FAILED))
+            closing.callback(parts.requests.close)
+            yield parts
+            parts.programs.rest(SNAPSHOT_S)
+
+
+class _Stopped(StovetopError):
+    """What has not begun is not done now: the journal has it."""
+
+
+def _names(service: InProcessServiceClient) -> list[str | None]:
+    return [model.model_name for model in service.get_server_capabilities().supported_models]
+
+
+@contextmanager
+def _alone_in(storage: Path) -> Generator[None]:
+    """The folder is this server's alone while it runs. A folder in which others have saved is refused: what no row of
+    the journal speaks of is removed there."""
+    storage.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(storage / "server.lock", blocking=False)
+    try:
+        with lock:
+            if (storage / "checkpoints").exists() and not (storage / "journal.sqlite").exists():
+                raise InvalidRequest(
+                    f"there are checkpoints here and no journal; choose an empty folder for --storage: {storage}"
+                )
+            yield
+    except Timeout as error:
+        raise InvalidRequest(
+            f"another server is at work in this folder; stop it, or choose another --storage: {storage}"
+        ) from error

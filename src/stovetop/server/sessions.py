@@ -1,0 +1,62 @@
+"""Client processes: each introduces itself as a session, says that it lives, and says when it ends. What is made
+belongs to a session, and a session to an owner."""
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from stovetop.errors import NotFoundError
+from stovetop.server.bodies import CreateSession, FinishSession
+from stovetop.server.journal import Journal
+from stovetop.server.requests import Gone
+from stovetop.server.rows import SessionRow, put
+
+
+class Sessions:
+    """All of them, with when each was last heard of (monotonic seconds; not kept over a restart, at which each counts
+    as alive)."""
+
+    def __init__(self, journal: Journal, rows: Mapping[str, SessionRow]) -> None:
+        self._journal = journal
+        self._rows = dict(rows)
+        self.last_seen_s = dict.fromkeys(rows, time.monotonic())
+        self._lock = threading.Lock()  # protects the rows: a session finishes once
+
+    def create(self, body: CreateSession, owner: str) -> tuple[SessionRow, "Future[None]"]:
+        """A new session, and when it is committed."""
+        row = SessionRow(f"sess-{secrets.token_hex(8)}", owner, time.time(), body.model_dump_json())
+        self._rows[row.id] = row
+        self.last_seen_s[row.id] = time.monotonic()
+        return row, self._journal.put(put(row))
+
+    def find(self, session_id: str, owner: str) -> SessionRow:
+        """A session of this owner. One of another is as good as none."""
+        row = self._rows.get(session_id)
+        if row is None or row.owner != owner:
+            raise NotFoundError(f"there is no session of this id: {session_id!r}")
+        return row
+
+    def at_work(self, session_id: str, owner: str) -> SessionRow:
+        """The same, of one that has not finished; it is heard of."""
+        row = self.find(session_id, owner)
+        if row.finished is not None:
+            raise Gone(f"this session has finished; make a new ServiceClient: {session_id!r}")
+        self.last_seen_s[session_id] = time.monotonic()
+        return row
+
+    def finish(self, session_id: str, body: FinishSession, owner: str) -> "Future[None]":
+        """The first reason stays."""
+        with self._lock:
+            row = self.find(session_id, owner)
+            if row.finished is None:
+                row = self._rows[session_id] = replace(row, finished=body.model_dump_json())
+            return self._journal.put(put(row))
+
+    def metadata_of(self, row: SessionRow) -> dict[str, Any]:
+        """What the user said of the whole session."""
+        return json.loads(row.body).get("user_metadata") or {}

@@ -1,0 +1,22 @@
+"""What the programs of all models work with."""
+
+from dataclasses import dataclass
+from itertools import count
+
+from stovetop.client import ServiceClient
+from stovetop.server.checkpoints import Checkpoints
+from stovetop.server.journal import Journal
+from stovetop.server.requests import Requests
+from stovetop.server.samplers import Samplers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """One of each."""
+
+    service: ServiceClient
+    journal: Journal
+    requests: Requests
+    samplers: Samplers
+    checkpoints: Checkpoints
+    numbers: "count[int]"  # of requests, over all models

@@ -1,0 +1,88 @@
+"""A server in a thread of the test's process, and the SDK as its client."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tinker
+from tinker import types
+
+from stovetop.backends import recording
+from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.server.serve import Server, ServerOptions, listen
+
+KEY = "tml-test"
+MODELS = ["tiny/model", "other/model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server, and how to talk to it."""
+
+    url: str
+    storage: Path
+    server: Server
+
+    def sdk(self, **more: Any) -> tinker.ServiceClient:
+        """The official client."""
+        return tinker.ServiceClient(base_url=self.url, api_key=KEY, **more)
+
+    def http(self, key: str = KEY) -> httpx.Client:
+        """A raw one."""
+        return httpx.Client(base_url=f"{self.url}/api/v1/", headers={"X-API-Key": key}, timeout=30)
+
+
+TOKENS = [5, 17, 42, 8, 99, 3, 61]
+
+
+def datum(tokens: Sequence[int] = TOKENS, weight: float = 1.0) -> types.Datum:
+    """Each token predicts the next."""
+    weights = [weight] * (len(tokens) - 1)
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(list(tokens[:-1])),
+        loss_fn_inputs={"target_tokens": list(tokens[1:]), "weights": weights},
+    )
+
+
+def open_recording(storage: Path, **options: Any) -> InProcessServiceClient:
+    return recording.open_service(storage, models=MODELS, preload=True, **options)
+
+
+@contextmanager
+def running(
+    storage: Path, open_service: Callable[[Path], InProcessServiceClient] = open_recording, **options: Any
+) -> Iterator[Running]:
+    """On a free port, from when it serves until it has stopped."""
+    listening = listen("127.0.0.1", 0)
+    server = Server(open_service, listening, ServerOptions(storage=storage, end=_fail, **options))
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="server under test")
+    thread.start()
+    try:
+        give_up_s = time.monotonic() + 30
+        while server.doors.parts is None and not failures and time.monotonic() < give_up_s:
+            time.sleep(0.005)
+        if not failures:
+            yield Running(f"http://127.0.0.1:{listening.getsockname()[1]}", storage.resolve(), server)
+    finally:
+        server.stop()
+        thread.join(30)
+    if failures:
+        raise failures[0]
+
+
+def _fail(code: int) -> None:
+    os.write(2, f"the server under test ended with {code}\n".encode())
