@@ -186,13 +186,19 @@ renderer = ChatTemplateRenderer(ByteTokenizer())
 rows = [{"question": f"Spell {number}", "answer": "x"} for number in range(200)]
 builders = dict(zip(map(str, range(200)), answer_builders(rows, renderer, 2)))
 problems = ProblemSet("spelling", builders, renderer.tokenizer, 3, Reported(correct="correct"), 1.0)
-with recording.open_service(folder / "service", latency_s=0.05 if wait else 0) as service:
+done = []
+
+
+def hear(row):
+    done.append(row)
+    if len(done) == 10:
+        print("under way", flush=True)
+
+
+with recording.open_service(folder / "service", latency_s=0.5 if wait else 0) as service:
     client = service.create_sampling_client(base_model="some/model").result()
-    print("under way", flush=True)
-    asyncio.run(evaluate(problems, client, file=open_rows(folder, "spelling", {"seed": 1})))
-    if wait:
-        print("done", flush=True)
-        asyncio.run(asyncio.sleep(60))
+    asyncio.run(evaluate(problems, client, file=open_rows(folder, "spelling", {"seed": 1}), on_row=hear))
+    asyncio.run(asyncio.sleep(60 if wait else 0))
 """
 
 
@@ -205,10 +211,9 @@ def test_an_evaluation_that_is_killed_goes_on_and_has_the_rows_of_one_that_was_n
 
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    for number, seconds in enumerate((0.06, 0.12)):
-        assert "done" not in kill_after(script, [str(tmp_path / "killed"), "slow"], seconds), number
-    num_before = len(read_rows(tmp_path / "killed", "spelling"))
-    assert 0 < num_before < 200
+    for seconds in (0.0, 0.1):
+        kill_after(script, [str(tmp_path / "killed"), "slow"], seconds)
+    assert len(read_rows(tmp_path / "killed", "spelling")) >= 20
     for folder in ("killed", "whole"):
         run_python(str(script), str(tmp_path / folder), "fast", check=True)
     killed, whole = (read_rows(tmp_path / folder, "spelling") for folder in ("killed", "whole"))

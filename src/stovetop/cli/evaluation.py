@@ -20,7 +20,7 @@ from stovetop.evaluation.rows import RowKey, Settings, open_rows, read_rows, ref
 from stovetop.recipes.settings import check_renderer_name
 from stovetop.run_folder import locked
 from stovetop.tasks.evaluation_kinds import Asking, LoadedSet
-from stovetop.tasks.evaluation_sets import EXAMPLES, KINDS, load_sets, open_tools
+from stovetop.tasks.evaluation_sets import EXAMPLES, KINDS, check_tools, load_sets, open_tools
 
 if TYPE_CHECKING:
     from stovetop.client import SamplingClient, ServiceClient
@@ -128,6 +128,7 @@ def _understood(options: argparse.Namespace) -> Plan:
             weights = weights_of(options.checkpoint, options.base_url)
         with problem:
             sets = load_sets(options.on, options.limit)
+            check_tools(sets)
         with problem:
             asking = Asking(
                 num_samples=options.samples, temperature=degree, max_tokens=options.max_tokens, ks=tuple(options.k)

@@ -4,6 +4,8 @@ The workflow REINFORCEMENT, with a penalty on the distance to the start if `kl_p
     stovetop run math_rl                               sums of two numbers up to 100, and a model from the hub
     stovetop run math_rl dataset=math max_tokens=512   competition mathematics, answered in \boxed{}
     stovetop run math_rl:small                         without a network, in minutes
+    stovetop run math_rl env=reasoning_gym:chain_sum,max_terms=3 max_tokens=64
+                                                       problems that reasoning-gym makes and scores
 
 `loss_fn=ppo num_substeps=4` makes four clipped updates of a batch, each on a part; `max_steps_off_policy=1` samples the
 next batch while this one is trained on. `kitchen.edits` has more: `as_ppo(WORKFLOW)` passes over each batch several
@@ -28,15 +30,21 @@ from stovetop.recipes.settings import LearningRate, NotNegative, Positive, check
 from stovetop.renderers.base import Renderer
 from stovetop.rules import Whole
 from stovetop.runs import Run, open_run
-from stovetop.tasks import math, math_grading
-from stovetop.tasks.math_grading import Grade, grade_number
-from stovetop.tasks.math_sets import Answers, MathRows, load_math
+from stovetop.tasks.math_sets import (
+    Answers,
+    Grading,
+    MathRows,
+    check_math,
+    group_builders,
+    load_math,
+    open_math_grading,
+)
 from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SolvingConfig):
-    dataset: str = "arithmetic"  # arithmetic, gsm8k, math, polaris, deepmath; FILE.jsonl as of rl_basic; sample:NAME
+    dataset: str = "arithmetic"  # or gsm8k, math, polaris, deepmath, reasoning_gym:NAME; FILE.jsonl; sample:NAME
     answers: Answers | None = None  # how they are written: boxed or as a number; None: boxed, but for arithmetic
     few_shot: bool | None = None  # each chat begins with a solved example; None: as is usual for the dataset
     model_name: str = "Qwen/Qwen3.5-9B"
@@ -64,40 +72,26 @@ def load_math_rows(
     return found
 
 
-@stage(writes="grade")
-async def open_math_grader(math_rows: MathRows) -> AsyncIterator[Grade]:
-    """Compares numbers as they are, and all else as mathematics, in processes that end with the workflow."""
-    if math_rows.form == math.NUMBER:
-        yield grade_number
-        return
-    with math_grading.open_grader() as grade:
-        yield grade
+@stage(writes="grading")
+async def open_math_grader(math_rows: MathRows) -> AsyncIterator[Grading]:
+    """Compares numbers as they are, and all else in processes that end with the workflow: as mathematics, or by the
+    scorer of the task."""
+    with open_math_grading(math_rows) as grading:
+        yield grading
 
 
 @stage(writes=("builders", "test_builders"))
 def build_math_groups(
     math_rows: MathRows,
     renderer: Renderer,
-    grade: Grade,
+    grading: Grading,
     group_size: int,
     run: Run,
     few_shot: bool | None = None,
     max_prompt_tokens: int | None = None,
 ) -> Builders:
     """`group_size` tries at each problem, and one at those held out."""
-    shows_example = math_rows.few_shot if few_shot is None else few_shot
-    train, test = (
-        math.builders(
-            rows,
-            renderer,
-            size,
-            grade,
-            form=math_rows.form,
-            few_shot=shows_example,
-            max_prompt_tokens=max_prompt_tokens,
-        )
-        for rows, size in ((math_rows.loaded.train, group_size), (math_rows.loaded.test, 1))
-    )
+    train, test = group_builders(math_rows, renderer, group_size, grading, few_shot, max_prompt_tokens)
     run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
     return Builders(train, test)
 
@@ -129,13 +123,12 @@ def check(config: Config) -> None:
 def check_problems(config: Config) -> None:
     """Refuses problems that cannot be had, read or have changed, and a warm-up that is longer than the run on them."""
     revisions = revisions_in(config.log_path)
-    rows, form, _ = load_math(
-        config.dataset, config.test_dataset, config.test_size, config.seed, config.answers, revisions
+    found = load_math(config.dataset, config.test_dataset, config.test_size, config.seed, config.answers, revisions)
+    check_data(config.log_path, config.dataset, found.loaded.sources, config.behavior_if_exists)
+    check_math(found)
+    check_num_steps(
+        len(found.loaded.train), config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps
     )
-    check_data(config.log_path, config.dataset, rows.sources, config.behavior_if_exists)
-    for part in (rows.train, rows.test):
-        _ = [math.problem_of_row(row, grade_number, f"row {index}", form) for index, row in enumerate(part)]
-    check_num_steps(len(rows.train), config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
 
 
 async def main(config: Config) -> None:

@@ -218,6 +218,12 @@ def _name(term: Term, kind: SetKind) -> str:
 # ---- with what they are scored ---------------------------------------------------------------------------------------
 
 
+def check_tools(loaded: Sequence[LoadedSet]) -> None:
+    """Refuses sets whose programs need a sandbox, where none can be made."""
+    if any(each.needs == "programs" for each in loaded):
+        find_sandbox()
+
+
 @contextmanager
 def open_tools(
     loaded: Sequence[LoadedSet],

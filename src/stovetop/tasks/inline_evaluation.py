@@ -17,7 +17,7 @@ from stovetop.model_families import context_length
 from stovetop.renderers.base import Renderer
 from stovetop.runs import Run
 from stovetop.tasks.evaluation_kinds import Asking, LoadedSet
-from stovetop.tasks.evaluation_sets import load_sets, named_kinds, open_tools
+from stovetop.tasks.evaluation_sets import check_tools, load_sets, named_kinds, open_tools
 
 
 @stage(writes="infrequent_evaluators")
@@ -49,6 +49,7 @@ def load_inline_evals(inline_evals: str | None, revisions: Mapping[str, str] | N
     for each in loaded:
         if each.needs == "judge":
             raise InvalidRequest(f"a recipe has no judge to evaluate with; leave out of inline_evals: {each.name!r}")
+    check_tools(loaded)
     return loaded
 
 

@@ -1,15 +1,21 @@
-"""Problems of mathematics for reinforcement learning: `arithmetic`, which is made here, or what `problems.load` knows
-by name; and how their answers are to be written.
+"""Problems of mathematics for reinforcement learning: `arithmetic`, which is made here, what `problems.load` knows by
+name, or a task of reasoning-gym; how their answers are to be written, and what grades them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from typing import Literal, NamedTuple
 
 from stovetop.datasets import Row, Split, split_rows
+from stovetop.errors import InvalidRequest
 from stovetop.named_data import Loaded, Source
-from stovetop.tasks import problems
+from stovetop.renderers.base import Renderer
+from stovetop.rl.problem_env import ProblemGroupBuilder
+from stovetop.tasks import math, math_grading, problems, reasoning_gym
 from stovetop.tasks.math import BOXED, NUMBER, AnswerForm
+from stovetop.tasks.math_grading import Grade, grade_number
+from stovetop.tasks.reasoning_gym import GymTask, Score
 
 ARITHMETIC = "arithmetic"
 LARGEST_TERM = 100
@@ -22,7 +28,7 @@ class MathRows(NamedTuple):
     """What is trained and tested on."""
 
     loaded: Loaded[Row]
-    form: AnswerForm
+    form: AnswerForm | GymTask  # how answers are written and graded: a task of reasoning-gym has its own way
     few_shot: bool  # whether a chat usually begins with a solved example
 
 
@@ -35,7 +41,16 @@ def load_math(
     revisions: Mapping[str, str] | None = None,
 ) -> MathRows:
     """`arithmetic` is answered by a number, all else in \\boxed{}, unless `answers` says it. Held out are the rows of
-    `test_dataset`, or the test set of a public data set, or `test_size` rows."""
+    `test_dataset`, or the test set of a public data set, or `test_size` rows. `reasoning_gym:NAME` is a task of that
+    package."""
+    if reasoning_gym.is_gym(dataset):
+        if test_dataset is not None or answers is not None:
+            raise InvalidRequest(
+                "a task of reasoning-gym makes and scores its own problems; leave out test_dataset and answers: "
+                f"{dataset!r}"
+            )
+        gym = reasoning_gym.load_gym(dataset, test_size, seed)
+        return MathRows(gym.loaded, gym.task, few_shot=False)
     form = {"boxed": BOXED, "number": NUMBER, None: NUMBER if dataset == ARITHMETIC else BOXED}[answers]
     if dataset == ARITHMETIC:
         return MathRows(_arithmetic(test_dataset, test_size, seed), form, few_shot=True)
@@ -64,3 +79,57 @@ def _arithmetic(test_dataset: str | None, test_size: int, seed: int) -> Loaded[R
         left_out={},
         sources=sources,
     )
+
+
+# ---- graded ----------------------------------------------------------------------------------------------------------
+
+
+class Grading(NamedTuple):
+    """What answers are graded with: one of the two, by the form of the rows."""
+
+    grade: Grade = grade_number
+    score: Score | None = None  # of a task of reasoning-gym
+
+
+@contextmanager
+def open_math_grading(rows: MathRows) -> Generator[Grading]:
+    """Within, answers are graded: numbers as they are, and all else in processes that end with the block, as
+    mathematics or by the scorer of their task."""
+    with ExitStack() as stack:
+        if isinstance(rows.form, GymTask):
+            yield Grading(score=stack.enter_context(reasoning_gym.open_scorer()))
+        elif rows.form == NUMBER:
+            yield Grading()
+        else:
+            yield Grading(stack.enter_context(math_grading.open_grader()))
+
+
+def group_builders(
+    math_rows: MathRows,
+    renderer: Renderer,
+    group_size: int,
+    grading: Grading,
+    few_shot: bool | None = None,
+    max_prompt_tokens: int | None = None,
+) -> Split[ProblemGroupBuilder]:
+    """`group_size` tries at each problem, and one at those held out."""
+
+    def groups(rows: list[Row], size: int) -> list[ProblemGroupBuilder]:
+        form = math_rows.form
+        if isinstance(form, GymTask):
+            assert grading.score is not None, "open_math_grading was told of these rows"
+            return reasoning_gym.builders(rows, form, renderer, size, grading.score, max_prompt_tokens)
+        shown = math_rows.few_shot if few_shot is None else few_shot
+        return math.builders(
+            rows, renderer, size, grading.grade, form=form, few_shot=shown, max_prompt_tokens=max_prompt_tokens
+        )
+
+    return Split(groups(math_rows.loaded.train, group_size), groups(math_rows.loaded.test, 1))
+
+
+def check_math(rows: MathRows) -> None:
+    """Refuses a row without a result."""
+    if isinstance(rows.form, AnswerForm):
+        for part in (rows.loaded.train, rows.loaded.test):
+            for index, row in enumerate(part):
+                math.problem_of_row(row, grade_number, f"row {index}", rows.form)
