@@ -56,6 +56,10 @@ SOLVES_MORE = (
         "the best constant answer is below the start plus .05", lambda of: of["best_constant"] < of["before"] + 0.05
     ),
 )
+PROGRAMS_BETTER = (
+    Threshold("the share of right programs rises by .2 or more", lambda of: of["after"] >= of["before"] + 0.2),
+    Threshold("it ends above the best constant program plus .05", lambda of: of["after"] > of["best_constant"] + 0.05),
+)
 PLAYS_BETTER = (
     Threshold("mean reward is doubled", lambda of: of["after"] >= 2 * of["before"]),
     Threshold("mean reward rises by .2 or more", lambda of: of["after"] >= of["before"] + 0.2),
@@ -97,5 +101,6 @@ PROOFS: dict[str, Proof] = {
     "distill_composite:small": Proof("distill:composite", "KL to both teachers", EACH_KL_HALVES, minutes=15),
     "rl_basic:small": Proof("rl:rl_basic_small", "accuracy", SOLVES_MORE),
     "math_rl:small": Proof("rl:math_rl_small", "accuracy", SOLVES_MORE),
+    "code_rl:small": Proof("rl:code_rl_small", "share of right programs", PROGRAMS_BETTER, minutes=15),
     "guess_number:small": Proof("rl:guess_number_small", "mean reward", PLAYS_BETTER, minutes=15),
 }

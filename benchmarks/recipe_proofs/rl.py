@@ -8,13 +8,15 @@ from pathlib import Path
 import stovetop
 from recipe_proofs.measuring import best_constant, final_weights, own_renderer, played
 from stovetop.client import SamplingClient
-from stovetop.recipes import guess_number, math_rl, rl_basic
+from stovetop.recipes import code_rl, guess_number, math_rl, rl_basic
 from stovetop.rl.problem_env import answer_builders
 from stovetop.rl.types import EnvGroupBuilder
-from stovetop.tasks import math, problems
+from stovetop.tasks import code, code_grading, math, problems
+from stovetop.tasks.code_grading import CodeGrader
 from stovetop.tasks.guess_number import GuessNumberGroupBuilder, numbers
 from stovetop.tasks.math_grading import grade_number
 from stovetop.tasks.math_sets import load_math
+from stovetop.tasks.sandbox import find_sandbox
 
 NUM_ANSWERS = 4  # to each held-out problem
 NUM_GAMES = 16  # about each held-out number
@@ -56,6 +58,26 @@ async def math_rl_small(folder: Path, seed: int) -> dict[str, float]:
             "before": await correct(await service.create_sampling_client(base_model=config.model_name)),
             "after": await correct(await service.create_sampling_client(final_weights(folder))),
             "best_constant": best_constant(references),
+        }
+
+
+async def code_rl_small(folder: Path, seed: int) -> dict[str, float]:
+    """The share of programs that pass every test; before is after the chats that were shown. All problems have the same
+    inputs, so one program is right for as many problems as have the same outputs."""
+    config = replace(code_rl.PRESETS["small"], seed=seed, log_path=str(folder))
+    await code_rl.main(config)
+    test = code.load(config.env, config.test_env, config.test_size, config.seed).test
+    grader = CodeGrader(find_sandbox())
+
+    async def correct(client: SamplingClient) -> float:
+        groups = code_grading.builders(test, own_renderer(client), NUM_ANSWERS, grader)
+        return (await played(client, groups, config.max_tokens))["env/all/correct"]
+
+    with stovetop.ServiceClient(storage=folder) as service:
+        return {
+            "before": await correct(await service.create_sampling_client(final_weights(folder / "1_supervised"))),
+            "after": await correct(await service.create_sampling_client(final_weights(folder / "2_reinforcement"))),
+            "best_constant": best_constant([str(problem.tests) for problem in test]),
         }
 
 

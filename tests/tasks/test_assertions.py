@@ -95,6 +95,14 @@ def test_calls_may_depend_on_what_earlier_ones_returned(grader: AssertionGrader)
     assert [grader(f"def f(x): return {value}", either) for value in (2, 3, 4)] == [True, True, False]
 
 
+def test_of_what_is_no_plain_value_only_the_truth_comes_through(grader: AssertionGrader):
+    matches = "import re\ndef f(x): return re.match('a', x)"
+    assert grader(matches, asserted("assert f('ab')\nassert not f('b')"))
+    assert not grader(matches, asserted("assert f('ab') == True"))
+    anything = "class Any:\n    def __eq__(self, other): return True\ndef f(x): return Any()"
+    assert not grader(anything, asserted("assert f('ab') == 3"))
+
+
 def test_a_name_that_no_answer_gave_a_value_is_the_programs_fault(grader: AssertionGrader):
     problem = asserted("for last in f(3): pass\nassert last == 2")
     assert grader("def f(n): return list(range(n))", problem)

@@ -139,7 +139,7 @@ def test_the_reward_is_for_passing_every_test_and_for_a_block_of_code(answer: st
         ("def f(a): return 1 / a", CodeTest("0", "0", "functional", "f"), "ZeroDivisionError"),
         ("def g(a): return a", CodeTest("0", "0", "functional", "f"), "AttributeError"),
         ("def f(a: return a", CodeTest("0", "0", "functional", "f"), "SyntaxError, as it was loaded"),
-        ("def f(a): return object()", CodeTest("0", "0", "functional", "f"), "TypeError"),
+        ("def f(a): return object()", CodeTest("0", "0", "functional", "f"), "no plain value"),
         ("def f(a):\n    print('noise')\n    return a", CodeTest("0", "0", "functional", "f"), ""),
         ("def f(a): return a\nif __name__ == '__main__': 1 / 0", CodeTest("0", "0", "functional", "f"), ""),
     ],

@@ -19,6 +19,7 @@ RECIPES = {
     ),
     "rl_basic": Recipe("stovetop.recipes.rl_basic", "Reinforcement learning on school mathematics, as a workflow"),
     "math_rl": Recipe("stovetop.recipes.math_rl", "Reinforcement learning on mathematics, by data set"),
+    "code_rl": Recipe("stovetop.recipes.code_rl", "Reinforcement learning on programming problems, in a sandbox"),
     "guess_number": Recipe("stovetop.recipes.guess_number", "Reinforcement learning over several turns"),
     "dpo": Recipe("stovetop.recipes.dpo", "Direct preference optimization on pairs of answers, as a workflow"),
     "rlhf": Recipe("stovetop.recipes.rlhf", "A supervised model, a reward model, and the first judged by the second"),

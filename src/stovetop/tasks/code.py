@@ -7,9 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from stovetop.datasets import Row
+from stovetop.datasets import Row, Split
 from stovetop.errors import InvalidRequest
+from stovetop.kitchen.stage import stage
 from stovetop.named_data import LeftOut, Published, PublishedRows, Table
+from stovetop.runs import Run
 
 TestKind = Literal["stdin_stdout", "functional"]
 
@@ -151,3 +153,15 @@ CODE: dict[str, Published[CodeProblem]] = {
 
 # The problems that a config names, to train on and held out. Rows of your own have the form of DeepCoder's.
 load = Table(_problem_of_row, CODE).load
+
+CodeProblems = Split[CodeProblem]
+
+
+@stage(writes="code_problems")
+def load_code_problems(
+    dataset: str, run: Run, test_dataset: str | None = None, test_size: int = 0, seed: int = 0
+) -> CodeProblems:
+    """The problems to train on, of a named data set or of a file, and those held out."""
+    loaded = load(dataset, test_dataset, test_size, seed, run.revisions)
+    run.record_data(dataset, loaded)
+    return Split(loaded.train, loaded.test)

@@ -11,11 +11,14 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from stovetop.checks import take
 from stovetop.errors import InvalidRequest
+from stovetop.renderers.base import Renderer
+from stovetop.rl.problem_env import ProblemEnv, ProblemGroupBuilder, refuse_long_prompts
 from stovetop.rules import Whole, number
 from stovetop.tasks.code import CodeProblem, CodeTest
 from stovetop.tasks.inside import plain_data, runner
@@ -196,8 +199,17 @@ def _as_key(key: object) -> str:
 
 # ---- problems --------------------------------------------------------------------------------------------------------
 
-_ASKS_FOR_PROGRAM = "Write a Python program that reads standard input and prints the result, in one block: ```python"
-_ASKS_FOR_FUNCTION = "Complete this Python code, and put the whole of it in one block: ```python"
+_ASKS_FOR_PROGRAM = (
+    "Write a Python program that reads standard input and prints the result. Answer with a block of code."
+)
+_ASKS_FOR_FUNCTION = "Complete this Python code. Answer with a block of code that has the whole of it."
+
+
+def asked(problem: CodeProblem) -> str:
+    """A problem in words, and in which form the program is wanted."""
+    if problem.starter_code is None:
+        return f"{problem.question}\n\n{_ASKS_FOR_PROGRAM}"
+    return f"{problem.question}\n\n{_ASKS_FOR_FUNCTION}\n\n```python\n{problem.starter_code}\n```"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +220,7 @@ class CodingProblem:
     grader: CodeGrader
 
     def get_question(self) -> str:
-        """In words, and in which form the program is wanted."""
-        if self.problem.starter_code is None:
-            return f"{self.problem.question}\n\n{_ASKS_FOR_PROGRAM}"
-        return f"{self.problem.question}\n\n{_ASKS_FOR_FUNCTION}\n\n```python\n{self.problem.starter_code}\n```"
+        return asked(self.problem)
 
     def check_answer(self, text: str) -> bool:
         """Whether the last block of code passes every test. Waits for a sandbox."""
@@ -225,3 +234,19 @@ class CodingProblem:
     def get_reference_answer(self) -> str:
         """The tests, since sets have no one right program."""
         return "\n".join(f"{test.input!r} -> {test.output!r}" for test in self.problem.tests)
+
+
+def builders(
+    problems: Sequence[CodeProblem],
+    renderer: Renderer,
+    group_size: int,
+    grader: CodeGrader,
+    *,
+    dataset_name: str = "code",
+    max_prompt_tokens: int | None = None,
+) -> list[ProblemGroupBuilder]:
+    """A group builder for each problem. The reward is 1 if every test passes, and 0.1 less without a block of code. A
+    prompt of more than `max_prompt_tokens`, what the model's context leaves beside an answer, is refused."""
+    thunks = [partial(ProblemEnv, CodingProblem(problem, grader), renderer, slow_checks=True) for problem in problems]
+    refuse_long_prompts([thunk() for thunk in thunks], max_prompt_tokens)
+    return [ProblemGroupBuilder(thunk, group_size, dataset_name) for thunk in thunks]

@@ -281,6 +281,12 @@ def test_ppo_update_makes_several_updates_and_gives_the_logprobs_of_before_the_f
     assert step["clip_fraction"] == row.values["optim/clip_fraction"]
 
 
+def test_ppo_update_may_make_each_pass_in_parts(client: TrainingClient, praised_D: list[Datum], run: Run) -> None:
+    row, updates = Row(4), rl.make_ppo_loss(temperature=0.7, ppo_epochs=3)
+    asyncio.run(rl.ppo_update(client, praised_D, ADAM, updates, row, run, num_substeps=2))
+    assert row.values["optim/num_updates"] == 6
+
+
 def test_compute_post_kl_measures_how_far_an_update_went(
     client: TrainingClient, played: Played, praised_D: list[Datum]
 ) -> None:

@@ -280,19 +280,27 @@ async def ppo_update(
     proximal_updates: ProximalUpdates,
     row: Row,
     run: Run,
+    num_substeps: int = 1,
 ) -> list[TensorData]:
-    """Several updates on the same data, with ratios to the logprobs that it was sampled with. Returns those of before
-    the first."""
+    """Several passes over the same data, each of `num_substeps` updates, with ratios to the logprobs that it was
+    sampled with. Returns those of before the first."""
     loss, num_epochs = proximal_updates
     passes = await steps.ppo_update(
-        data_D, training_client, adam.learning_rate, ppo_epochs=num_epochs, loss=loss, adam=adam
+        data_D,
+        training_client,
+        adam.learning_rate,
+        ppo_epochs=num_epochs,
+        num_substeps=num_substeps,
+        loss=loss,
+        adam=adam,
     )
+    num_updates = num_epochs * min(num_substeps, len(data_D))
     low, high = loss.clip_low_threshold, loss.clip_high_threshold
     clipped = dict_mean([compute_clip_fraction(data_D, each.logprobs_D, low, high) for each in passes])
     metrics = dict_mean([each.metrics for each in passes])
-    row.add({"optim/lr": adam.learning_rate, "optim/num_updates": num_epochs, **metrics, **clipped})
+    row.add({"optim/lr": adam.learning_rate, "optim/num_updates": num_updates, **metrics, **clipped})
     entropy = compute_kl_sample_train(data_D, passes[0].logprobs_D)["optim/entropy"]
-    run.emit("rl.ppo_update", step=row.step, policy_loss=metrics["loss:sum"], entropy=entropy, num_updates=num_epochs)
+    run.emit("rl.ppo_update", step=row.step, policy_loss=metrics["loss:sum"], entropy=entropy, num_updates=num_updates)
     return passes[0].logprobs_D
 
 

@@ -69,6 +69,16 @@ class Raised(Exception):
     """The program raised where it was called."""
 
 
+class Truth:
+    """What is true or false, and equal to nothing."""
+
+    def __init__(self, is_true: bool) -> None:
+        self.is_true = is_true
+
+    def __bool__(self) -> bool:
+        return self.is_true
+
+
 class Needs(BaseException):
     """A call that is not answered yet."""
 
@@ -100,7 +110,11 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             answer = answers[place] if place < len(answers) else {}
             if "is" not in answer:
                 raise Raised(answer.get("raised", "no answer"))
-            return decoded(answer["is"])
+            match answer["is"]:
+                case {"truth": bool() as is_true}:
+                    return Truth(is_true)
+                case value:
+                    return decoded(value)
 
         return call
 

@@ -24,11 +24,19 @@ def main(job: dict[str, Any]) -> None:
     for name, arguments, named in job["calls"]:
         try:
             values, by_name = decoded(arguments), {key: decoded(each) for key, each in named.items()}
-            line = dumps({"is": encoded(function(module, name)(*values, **by_name))})
+            line = dumps({"is": plain_or_truth(function(module, name)(*values, **by_name))})
         except BaseException as error:
             line = dumps({"raised": f"{type(error).__name__}"})
         write(ANSWER_FD, (line + "\n").encode())
     leave(0)
+
+
+def plain_or_truth(value: Any) -> Any:
+    """Of what is no plain value, such as a match, only whether it is true: assertions may ask no more."""
+    try:
+        return encoded(value)
+    except TypeError:
+        return {"truth": bool(value)}
 
 
 def function(module: types.ModuleType, name: str) -> Any:

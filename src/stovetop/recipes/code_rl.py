@@ -1,0 +1,258 @@
+"""Reinforcement learning on programming problems: a program is right if it passes every test of its problem, in a
+sandbox. The workflow REINFORCEMENT with clipped updates (PPO), each batch in several passes, and advantages by GAE; and
+before it, if chats are named, SUPERVISED as a warm start.
+
+    stovetop run code_rl                     DeepCoder, and a model from the hub
+    stovetop run code_rl env=FILE.jsonl      problems of your own, in the form of DeepCoder's rows
+    stovetop run code_rl:small               functions of one line, without a network
+
+It needs a sandbox, and is refused without one: docs/graders.md. `max_tokens` is 4096 here, where the published config
+has 5, left over from another recipe.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import stovetop
+from stovetop.checks import check as check_fields
+from stovetop.checks import check_all
+from stovetop.kitchen import Finished, Phase, RunConfig, When, run_phases, stage
+from stovetop.kitchen.edits import as_ppo
+from stovetop.kitchen.phases import check_phases, config_from
+from stovetop.kitchen.stages.preference import init_reference
+from stovetop.kitchen.stages.rl import Builders, is_penalised, kl_penalty
+from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
+from stovetop.recipes.settings import (
+    Count,
+    LearningRate,
+    NotNegative,
+    Positive,
+    Temperature,
+    check_rate,
+    check_renderer_name,
+    check_weights,
+)
+from stovetop.renderers.base import Renderer
+from stovetop.rl.advantages import GAE
+from stovetop.rl.rollouts import OnRolloutError, Seconds
+from stovetop.rules import Whole, number
+from stovetop.runs import Run
+from stovetop.tasks import code, code_grading
+from stovetop.tasks.code import CodeProblems, load_code_problems
+from stovetop.tasks.code_grading import CodeGrader
+from stovetop.tasks.sandbox import Limits, find_sandbox
+from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.types import Rank, Seed
+
+Share = Annotated[float, number(at_least=0, at_most=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner(RunConfig):
+    """What both phases have."""
+
+    model_name: str = "meta-llama/Llama-3.1-8B-Instruct"  # a folder, a fetched model, or a name on the hub
+    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
+    renderer_name: str | None = None  # None: the one recommended for the model
+    lora_rank: Rank = 32  # of the adapter's matrices
+    train_unembed: bool = True  # the output head too
+    seed: Seed = 0  # of the adapter, the order and the answers
+    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solving(Learner):
+    """What the second phase and the whole have."""
+
+    test_size: Count = 32  # problems held out of data that has no test split; 0: none
+    groups_per_batch: Positive = 100  # problems a step
+    group_size: Annotated[int, Whole(2)] = 4  # answers to each; one alone has no others to be better than
+    max_tokens: Positive = 4096  # of an answer
+    temperature: Temperature = 1.0  # of the answers
+    learning_rate: LearningRate = 1e-5  # constant; auto: derived from the model
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the problems
+    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
+    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
+    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
+    test_time_s: Seconds = 6.0  # of one test of a program
+    max_sandboxes: Positive = field(default=4, metadata=MAY_CHANGE)  # at once
+    gamma: Share = 0.99  # discount of a turn; episodes have one here
+    gae_lambda: Share = 0.95  # 0: rewards of one turn and the values; 1: rewards alone
+    ppo_epochs: Positive = 4  # passes over each batch
+    num_substeps: Positive = 1  # updates a pass, each on a part of the data
+    kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
+    remove_constant_reward_groups: bool = False  # they have no gradient
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Solving):
+    log_path: str = field(default="runs/code_rl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
+    env: str = "deepcoder"  # the problems; or FILE.jsonl in the form of its rows, sample:NAME
+    test_env: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the problems
+    num_rollouts: Positive | None = field(default=100, metadata=HOW_LONG)  # steps; None: as many as the epochs have
+    clip_epsilon: Share = 0.2  # ratios are limited to 1 - clip_epsilon .. 1 + clip_epsilon
+    warm_dataset: str | None = None  # chats to begin with: FILE.jsonl, sample:NAME; None: there is no such phase
+    warm_batch_size: Positive = 16  # chats a step
+    warm_learning_rate: LearningRate = 2e-4  # falls to 0; auto likewise
+    warm_num_epochs: Positive = 1  # passes over the chats
+
+    def __post_init__(self) -> None:
+        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
+
+
+# ---- the first phase -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmConfig(Learner):
+    dataset: str
+    batch_size: Positive
+    learning_rate: LearningRate
+    num_epochs: Positive
+
+
+def supervised(config: Config, done: Mapping[str, Finished]) -> WarmConfig | None:
+    """Not run where no chats are named."""
+    if config.warm_dataset is None:
+        return None
+    return config_from(
+        config,
+        WarmConfig,
+        dataset=config.warm_dataset,
+        batch_size=config.warm_batch_size,
+        learning_rate=config.warm_learning_rate,
+        num_epochs=config.warm_num_epochs,
+    )
+
+
+# ---- the second phase ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeConfig(Solving):
+    dataset: str
+    test_dataset: str | None
+    max_steps: Positive | None
+    loss_fn_config: dict[str, float]
+
+
+def reinforcement(config: Config, done: Mapping[str, Finished]) -> CodeConfig:
+    """From what the chats taught, if there were any."""
+    taught = {"load_checkpoint_path": done["supervised"].state_path} if "supervised" in done else {}
+    clips = {"clip_low_threshold": 1 - config.clip_epsilon, "clip_high_threshold": 1 + config.clip_epsilon}
+    return config_from(
+        config,
+        CodeConfig,
+        dataset=config.env,
+        test_dataset=config.test_env,
+        max_steps=config.num_rollouts,
+        loss_fn_config=clips,
+        **taught,
+    )
+
+
+@stage(writes="grader")
+def find_grader(test_time_s: float = 6.0, max_sandboxes: int = 4) -> CodeGrader:
+    """Programs are run by it. Replace it for a sandbox of your own."""
+    return CodeGrader(find_sandbox(), Limits(time_s=test_time_s), max_at_once=max_sandboxes)
+
+
+@stage(writes=("builders", "test_builders"))
+def build_code_groups(
+    code_problems: CodeProblems,
+    renderer: Renderer,
+    grader: CodeGrader,
+    group_size: int,
+    run: Run,
+    max_prompt_tokens: int | None = None,
+) -> Builders:
+    """`group_size` tries at each problem, and one at those held out."""
+    train, test = (
+        code_grading.builders(problems, renderer, size, grader, max_prompt_tokens=max_prompt_tokens)
+        for problems, size in ((code_problems.train, group_size), (code_problems.test, 1))
+    )
+    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
+    return Builders(train, test)
+
+
+@stage(writes="estimator")
+def choose_estimator(gamma: float = 0.99, gae_lambda: float = 0.95) -> GAE:
+    """Generalized advantage estimation, with the mean of a group as the value."""
+    return GAE(gamma, gae_lambda)
+
+
+SOLVING_PROGRAMS = (
+    as_ppo(REINFORCEMENT)
+    .named(REINFORCEMENT.name)
+    .replace("load_problems", load_code_problems, find_grader, choose_estimator)
+    .replace("build_env_group", build_code_groups)
+    .insert_after("init_session", When(is_penalised, init_reference))
+    .insert_after("assemble_rl_batch", When(is_penalised, kl_penalty))
+)
+PHASES = (
+    Phase("supervised", SUPERVISED, supervised, columns=("train_mean_nll",)),
+    Phase(
+        "reinforcement",
+        SOLVING_PROGRAMS,
+        reinforcement,
+        columns=(
+            "env/all/reward/total",
+            "env/all/correct",
+            "env/all/format",
+            "env/all/by_group/frac_mixed",
+            "optim/entropy",
+            "optim/clip_fraction",
+            "time/step",
+            "test/env/all/correct",
+        ),
+    ),
+)
+
+
+def check(config: Config) -> None:
+    """Refuses what can be known to be wrong without a model and without writing anything; also where no sandbox can be
+    made."""
+    check_all(
+        lambda: check_phases(PHASES, config),
+        lambda: code.load(config.env, config.test_env, config.test_size, config.seed),
+        find_sandbox,
+        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_rate(config.learning_rate, config.model_name),
+        lambda: check_rate(config.warm_learning_rate, config.model_name),
+    )
+
+
+async def main(config: Config) -> None:
+    options = config.engine_options()
+    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+
+
+PRESETS = {
+    # Functions of one line. The chats teach how an answer is written; half of their functions are wrong.
+    "small": Config(
+        env="sample:small_functions",
+        test_env="sample:small_functions_test",
+        model_name="smollm2",
+        log_path="runs/code_rl_small",
+        lora_rank=16,
+        train_unembed=False,
+        warm_dataset="sample:small_functions_chats",
+        warm_num_epochs=3,
+        groups_per_batch=8,
+        group_size=8,
+        max_tokens=40,
+        learning_rate=1e-4,
+        num_epochs=4,
+        num_rollouts=40,
+        ppo_epochs=1,
+        eval_every=10,
+        save_every=10,
+    ),
+}
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config()))
