@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_a_named_data_set_is_answered_in_a_box_and_its_sample_runs_dry(dataset: 
         math_rl.check(replace(config, warmup_steps=len(loaded.train)))
 
 
+def test_the_sample_of_compared_numbers_asks_each_pair_once_and_names_the_larger() -> None:
+    loaded, *_ = load_math("sample:compared_numbers", test_size=64, seed=3, answers="number")
+    rows = [*loaded.train, *loaded.test]
+    pairs = [re.findall(r"\d+", str(row["question"])) for row in rows]
+    assert len({frozenset(pair) for pair in pairs}) == len(rows)
+    right = [math.problem_of_row(row, grade_number, form=math.NUMBER).reference for row in rows]
+    assert right == [max(pair, key=int) for pair in pairs]
+    assert 0.4 < sum(pair[0] == answer for pair, answer in zip(pairs, right, strict=True)) / len(rows) < 0.6
+
+
 def test_a_chat_begins_with_a_solved_example_of_the_same_form_or_with_none() -> None:
     row = {"question": "What is 1 + 1?", "answer": "2"}
 
@@ -102,9 +113,9 @@ def small_config(folder: Path, **changed: object) -> math_rl.Config:
         groups_per_batch=4,
         group_size=16,
         max_tokens=1,
-        learning_rate=1.0,
-        num_epochs=8,
-        eval_every=16,
+        learning_rate=2.0,
+        num_epochs=5,
+        eval_every=0,
         save_every=0,
         log_path=str(folder / "run"),
     )
@@ -117,6 +128,7 @@ def test_a_model_learns_on_the_recording_backend(tmp_path: Path) -> None:
     with recording.open_service(config.log_path) as service:
         asyncio.run(math_rl.train(config, service))
     rows = load(config.log_path).metrics
+    assert not any("kl_policy_base" in row for row in rows)  # what has no penalty is not measured
     correct = [row["env/all/correct"] for row in rows if "env/all/correct" in row]
     assert sum(correct[:2]) / 2 < 0.3
     assert sum(correct[-2:]) / 2 > 0.8
@@ -124,15 +136,12 @@ def test_a_model_learns_on_the_recording_backend(tmp_path: Path) -> None:
 
 def test_a_penalty_measures_the_distance_to_the_start_and_holds_the_model_there(tmp_path: Path) -> None:
     def distance(name: str, coef: float) -> float:
-        config = small_config(tmp_path, kl_penalty_coef=coef, max_steps=6, log_path=str(tmp_path / name))
+        config = small_config(tmp_path, kl_penalty_coef=coef, max_steps=5, log_path=str(tmp_path / name))
         with recording.open_service(config.log_path) as service:
             asyncio.run(math_rl.train(config, service))
-        row = load(config.log_path).metrics[5]
-        assert ("kl_policy_base" in row) == (coef > 0)
-        return row.get("kl_policy_base", 0.0)
+        return load(config.log_path).metrics[4]["kl_policy_base"]
 
     assert 0 < abs(distance("strong", 10.0)) < abs(distance("weak", 0.001))
-    assert distance("none", 0.0) == 0
 
 
 def test_its_workflow_takes_the_edits_of_reinforcement_learning() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,14 +21,18 @@ NUM_STEPS = 6
 
 @pytest.fixture
 def config(tmp_path: Path) -> rl_loop.Config:
+    return config_in(tmp_path)
+
+
+def config_in(folder: Path) -> rl_loop.Config:
     """Problems whose answer is one letter, so that a bigram model finds it now and then and can learn it."""
-    file = tmp_path / "problems.jsonl"
+    file = folder / "problems.jsonl"
     file.write_text("".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(12)))
     return rl_loop.Config(
         dataset=str(file),
         test_size=3,
         model_name="any/model",
-        log_path=str(tmp_path / "run"),
+        log_path=str(folder / "run"),
         groups_per_batch=3,
         group_size=24,
         max_tokens=3,
@@ -39,6 +44,18 @@ def config(tmp_path: Path) -> rl_loop.Config:
         eval_every=2,
         save_every=2,
     )
+
+
+class Trained(NamedTuple):
+    config: rl_loop.Config
+    calls: list[Call]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """One whole run, for all tests that only look at it."""
+    config = config_in(tmp_path_factory.mktemp("rl_loop"))
+    return Trained(config, train(config))
 
 
 def train(config: rl_loop.Config, *faults: Raises) -> list[Call]:
@@ -53,36 +70,35 @@ def rows(config: rl_loop.Config) -> list[dict[str, float]]:
 
 
 def test_the_reward_rises(config: rl_loop.Config) -> None:
-    config = replace(config, num_epochs=8, learning_rate=0.3)
+    config = replace(config, num_epochs=3, learning_rate=1.0, eval_every=0)
     train(config)
     rewards = load(config.log_path).series("env/all/reward/total").values
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
 
 
-def test_training_data_is_on_policy_and_has_no_mask(config: rl_loop.Config) -> None:
-    calls = train(config)
-    for call in calls:
+def test_training_data_is_on_policy_and_has_no_mask(trained: Trained) -> None:
+    for call in trained.calls:
         if call.verb == "forward_backward":
             assert call.arguments["loss_fn"] == "importance_sampling"
             assert call.arguments["loss_fn_config"] == {"temperature": 0.7}
             assert all("mask" not in datum.loss_fn_inputs for datum in call.arguments["data"])
-    assert all(row["optim/kl_sample_train_v2"] < 1e-10 for row in rows(config)[:-1])
+    assert all(row["optim/kl_sample_train_v2"] < 1e-10 for row in rows(trained.config)[:-1])
 
 
 def test_another_loss_reaches_the_backend_with_its_config(config: rl_loop.Config) -> None:
-    calls = train(replace(config, loss_fn="ppo", loss_fn_config={"clip_high_threshold": 1.5}))
+    calls = train(replace(config, max_steps=1, loss_fn="ppo", loss_fn_config={"clip_high_threshold": 1.5}))
     trained = next(call for call in calls if call.verb == "forward_backward")
     assert trained.arguments["loss_fn"] == "ppo"
     assert trained.arguments["loss_fn_config"] == {"clip_high_threshold": 1.5, "temperature": 0.7}
 
 
-def test_each_problem_is_one_request_for_its_whole_group(config: rl_loop.Config) -> None:
-    samples = [call for call in train(config) if call.verb == "sample"]
+def test_each_problem_is_one_request_for_its_whole_group(trained: Trained) -> None:
+    samples = [call for call in trained.calls if call.verb == "sample"]
     assert {call.arguments["num_samples"] for call in samples} == {24, 1}  # a group, a test problem
 
 
-def test_each_batch_is_sampled_by_the_weights_of_the_updates_before_it(config: rl_loop.Config) -> None:
-    calls = [call for call in train(config) if call.client not in ("service", "sampling")]
+def test_each_batch_is_sampled_by_the_weights_of_the_updates_before_it(trained: Trained) -> None:
+    calls = [call for call in trained.calls if call.client not in ("service", "sampling")]
     updates = 0
     frozen_after = []
     for call in calls:
@@ -92,9 +108,8 @@ def test_each_batch_is_sampled_by_the_weights_of_the_updates_before_it(config: r
     assert frozen_after == list(range(NUM_STEPS + 1))
 
 
-def test_evaluation_comes_before_the_first_step_and_after_every_other_one(config: rl_loop.Config) -> None:
-    train(config)
-    assert [row["step"] for row in rows(config) if "test/env/all/correct" in row] == [0, 2, 4, 6]
+def test_evaluation_comes_before_the_first_step_and_after_every_other_one(trained: Trained) -> None:
+    assert [row["step"] for row in rows(trained.config) if "test/env/all/correct" in row] == [0, 2, 4, 6]
 
 
 @pytest.mark.slow
@@ -111,16 +126,15 @@ def test_a_run_stopped_at_any_step_and_started_again_is_the_run_that_would_have_
     assert [record.batch for record in load_checkpoints_file(config.log_path)] == [2, 4, 6]
 
 
-def test_the_loss_defaults_to_importance_sampling_with_the_usual_adam(config: rl_loop.Config) -> None:
+def test_the_loss_defaults_to_importance_sampling_with_the_usual_adam(trained: Trained) -> None:
     assert rl_loop.Config().loss_fn == "importance_sampling"
     assert rl_loop.Config().lr_schedule == "constant"
-    adams = [call.arguments["optim_params"] for call in train(config) if call.verb == "optim_step"]
+    adams = [call.arguments["optim_params"] for call in trained.calls if call.verb == "optim_step"]
     assert {(adam.learning_rate, adam.beta1, adam.beta2, adam.eps) for adam in adams} == {(0.5, 0.9, 0.95, 1e-8)}
 
 
-def test_the_reward_is_plotted(config: rl_loop.Config) -> None:
-    train(config)
-    assert (Path(config.log_path) / "reward.png").read_bytes().startswith(b"\x89PNG")
+def test_the_reward_is_plotted(trained: Trained) -> None:
+    assert (Path(trained.config.log_path) / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("wrong", [{"question": "q"}, {"question": "q", "answer": ""}, {"answer": "e", "messages": []}])

@@ -15,10 +15,12 @@ from stovetop.backends import recording
 from stovetop.cli import main
 from stovetop.cli.configs import config_fields
 from stovetop.client import ServiceClient
+from stovetop.datasets import load_rows
 from stovetop.errors import InvalidRequest, StageFailed
 from stovetop.kitchen import RunConfig, Workflow, stage
 from stovetop.kitchen.run_config import RunConfig as BaseConfig
 from stovetop.recipes import chat_sl, dpo, math_rl, rl_basic, sl_basic
+from stovetop.rl.problem_env import problems_from_rows
 from stovetop.runs import Run, load
 
 SMALL: dict[str, list[str]] = {
@@ -177,6 +179,21 @@ def test_answers_are_boxed_mathematics_unless_they_are_exact(tmp_path: Path) -> 
     with pytest.raises(InvalidRequest, match=r"row \d has no result behind ####"):
         rl_basic.check(config)
     rl_basic.check(replace(config, answers="exact"))
+
+
+def test_no_word_that_the_preset_of_rl_basic_is_tested_on_is_one_that_it_learns_from() -> None:
+    small = rl_basic.PRESETS["small"]
+    assert small.test_dataset is not None
+    seen, held_out = (problems_from_rows(load_rows(name)) for name in (small.dataset, small.test_dataset))
+    words: list[set[str]] = []
+    for posed in (seen, held_out):
+        questions = [problem.question for problem, _ in posed]
+        assert [" ".join(reversed(question.split())) for question in questions] == [
+            each.problem.answer for each in posed
+        ]
+        assert len(set(questions)) == len(questions)
+        words.append({word for question in questions for word in question.split()})
+    assert words[0].isdisjoint(words[1])
 
 
 @pytest.mark.parametrize("sample", ["hhh", "helpsteer3", "ultrafeedback"])

@@ -137,10 +137,10 @@ async def train(config: Config, service: ServiceClient) -> None:
 
 
 PRESETS = {
-    # Three digits in ascending order, after two examples in the chat; no answer of the test is one in training.
+    # Two words the other way round, after two examples in the chat; no word of the test is in training.
     "small": Config(
-        dataset="sample:sorted_digits",
-        test_dataset="sample:sorted_digits_test",
+        dataset="sample:swapped_words",
+        test_dataset="sample:swapped_words_test",
         answers="exact",
         model_name="smollm2",
         log_path="runs/rl_basic_small",
@@ -148,12 +148,11 @@ PRESETS = {
         group_size=8,
         max_tokens=8,
         learning_rate=2e-4,
-        num_epochs=3,
-        max_steps=40,
+        max_steps=24,
         lora_rank=16,
         train_unembed=False,
-        eval_every=10,
-        save_every=10,
+        eval_every=8,
+        save_every=8,
     ),
 }
 
