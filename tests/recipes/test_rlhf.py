@@ -229,12 +229,11 @@ def test_a_tokenizer_that_begins_the_judgements_alike_is_refused_before_anything
 ) -> None:
     """A byte after the colon is a space, whatever the judge says."""
     monkeypatch.setattr("stovetop.recipes.settings.check_model_name", lambda name: None)
-    monkeypatch.setattr("stovetop.recipes.rlhf.find_model", Path)
-    monkeypatch.setattr("stovetop.recipes.rlhf.get_tokenizer", lambda name: ByteTokenizer())
+    monkeypatch.setattr("stovetop.preference.comparison_renderer.find_model", Path)
+    monkeypatch.setattr("stovetop.preference.comparison_renderer.get_tokenizer", lambda name: ByteTokenizer())
     here = replace(config, base_url=None, model_name="any/model", renderer_name="role_colon")
     with pytest.raises(InvalidRequest, match="begins the answers A, B, Tie with the same token"):
         rlhf.check(here)
-    rlhf.check(replace(here, run_rl=False, rm_weights_path="."))
     assert not Path(config.log_path).exists()
 
 

@@ -10,9 +10,13 @@ from typing import Protocol
 import numpy as np
 
 from stovetop.errors import InvalidRequest
+from stovetop.model_families import recommended_renderer_name
+from stovetop.model_store import find_model
 from stovetop.preference.types import LABELS, Comparison, Label, LabeledComparison
+from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer, SupervisedExample, TrainOnWhat
 from stovetop.renderers.messages import Message, ensure_list
+from stovetop.tokenizer import get_tokenizer
 from stovetop.types import ModelInput
 
 _ANY = Comparison(
@@ -81,3 +85,12 @@ def _chat(comparison: Comparison) -> list[Message]:
         if any(part["type"] == "image" for part in ensure_list(message["content"])):
             raise InvalidRequest(f"a comparison is judged as text and cannot hold an image; remove it: {message}")
     return chat
+
+
+def check_judge(base_url: str | None, model_name: str, renderer_name: str | None) -> None:
+    """Refuses a model that would begin all judgements alike, as `ComparisonRendererFromChatRenderer` does, where it is
+    on this machine and would be trained here; else that is known when it is loaded."""
+    if base_url in (None, "local") and find_model(model_name) is not None:
+        tokenizer = get_tokenizer(model_name)
+        renderer = get_renderer(renderer_name or recommended_renderer_name(tokenizer), tokenizer)
+        ComparisonRendererFromChatRenderer(renderer)

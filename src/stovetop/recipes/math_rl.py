@@ -13,38 +13,37 @@ times. `rl_loop` shows the heart of it as one flat loop.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
-from stovetop.kitchen import When, stage
+from stovetop.kitchen import When
 from stovetop.kitchen.stages.preference import init_reference
-from stovetop.kitchen.stages.rl import Builders, compute_post_kl, is_penalised, kl_penalty, measures_post_kl
+from stovetop.kitchen.stages.rl import compute_post_kl, is_penalised, kl_penalty, measures_post_kl
 from stovetop.kitchen.workflows import REINFORCEMENT
 from stovetop.recipes.configs import check_training
 from stovetop.recipes.rl_basic import SolvingConfig
 from stovetop.recipes.settings import LearningRate, NotNegative, Positive, check_num_steps
-from stovetop.renderers.base import Renderer
 from stovetop.rules import Whole
-from stovetop.runs import Run, open_run
+from stovetop.runs import open_run
 from stovetop.tasks.math_sets import (
     Answers,
-    Grading,
-    MathRows,
+    build_math_groups,
     check_math,
-    group_builders,
     load_math,
-    open_math_grading,
+    load_math_rows,
+    open_math_grader,
 )
 from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SolvingConfig):
-    dataset: str = "arithmetic"  # or gsm8k, math, polaris, deepmath, reasoning_gym:NAME; FILE.jsonl; sample:NAME
+    dataset: str = (
+        "arithmetic"  # arithmetic, gsm8k, math, polaris, deepmath, reasoning_gym:NAME; FILE.jsonl; sample:NAME
+    )
     answers: Answers | None = None  # how they are written: boxed or as a number; None: boxed, but for arithmetic
     few_shot: bool | None = None  # each chat begins with a solved example; None: as is usual for the dataset
     model_name: str = "Qwen/Qwen3.5-9B"
@@ -55,45 +54,6 @@ class Config(SolvingConfig):
     learning_rate: LearningRate = 1e-5
     kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
     compute_post_kl: bool = False  # measure how far each update went: another pass over its data
-
-
-@stage(writes="math_rows")
-def load_math_rows(
-    dataset: str,
-    run: Run,
-    test_dataset: str | None = None,
-    test_size: int = 0,
-    seed: int = 0,
-    answers: Answers | None = None,
-) -> MathRows:
-    """The problems to train on, of a named data set or of a file, and those held out."""
-    found = load_math(dataset, test_dataset, test_size, seed, answers, run.revisions)
-    run.record_data(dataset, found.loaded)
-    return found
-
-
-@stage(writes="grading")
-async def open_math_grader(math_rows: MathRows) -> AsyncIterator[Grading]:
-    """Compares numbers as they are, and all else in processes that end with the workflow: as mathematics, or by the
-    scorer of the task."""
-    with open_math_grading(math_rows) as grading:
-        yield grading
-
-
-@stage(writes=("builders", "test_builders"))
-def build_math_groups(
-    math_rows: MathRows,
-    renderer: Renderer,
-    grading: Grading,
-    group_size: int,
-    run: Run,
-    few_shot: bool | None = None,
-    max_prompt_tokens: int | None = None,
-) -> Builders:
-    """`group_size` tries at each problem, and one at those held out."""
-    train, test = group_builders(math_rows, renderer, group_size, grading, few_shot, max_prompt_tokens)
-    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
-    return Builders(train, test)
 
 
 WORKFLOW = (

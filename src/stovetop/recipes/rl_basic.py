@@ -9,30 +9,24 @@ REINFORCEMENT with its own problems: school mathematics, answered in \boxed{}.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import stovetop
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
-from stovetop.datasets import Row, Split
-from stovetop.kitchen import stage
-from stovetop.kitchen.stages.rl import Builders
 from stovetop.kitchen.workflows import REINFORCEMENT
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes.configs import RewardConfig, TrainingConfig, check_training
 from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps
-from stovetop.renderers.base import Renderer
-from stovetop.rl.problem_env import ProblemGroupBuilder, problem_builders, problems_from_rows
+from stovetop.rl.problem_env import problems_from_rows
 from stovetop.rules import Whole
-from stovetop.runs import Run, open_run
-from stovetop.tasks import math, math_grading, problems
-from stovetop.tasks.math_grading import Grade, grade_here
+from stovetop.runs import open_run
+from stovetop.tasks import math, problems
+from stovetop.tasks.math_grading import grade_here
+from stovetop.tasks.problem_groups import Answers, build_problem_groups, open_grader
 from stovetop.tasks.problems import load_named_problems
 from stovetop.tracking.configs import MAY_CHANGE
-
-Answers = Literal["boxed", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,41 +49,6 @@ class Config(SolvingConfig):
     log_path: str = field(default="runs/rl_basic", metadata=MAY_CHANGE)
     answers: Answers = "boxed"  # boxed: equal as mathematics; exact: equal as text, as in rl_loop
     few_shot: bool = True  # boxed: each chat begins with a solved example
-
-
-# ---- problems --------------------------------------------------------------------------------------------------------
-
-
-@stage(writes="grade")
-async def open_grader(answers: Answers) -> AsyncIterator[Grade | None]:
-    """Compares answers as mathematics, in processes of its own, which end with the workflow; None: as text."""
-    if answers == "exact":
-        yield None
-        return
-    with math_grading.open_grader() as grade:
-        yield grade
-
-
-@stage(writes=("builders", "test_builders"))
-def build_problem_groups(
-    problem_rows: Split[Row],
-    renderer: Renderer,
-    grade: Grade | None,
-    group_size: int,
-    run: Run,
-    few_shot: bool = True,
-    max_prompt_tokens: int | None = None,
-) -> Builders:
-    """`group_size` tries at each problem, and one at those held out."""
-
-    def groups(rows: list[Row], size: int) -> list[ProblemGroupBuilder]:
-        if grade is None:
-            return problem_builders(problems_from_rows(rows), renderer, size, max_prompt_tokens=max_prompt_tokens)
-        return math.builders(rows, renderer, size, grade, few_shot=few_shot, max_prompt_tokens=max_prompt_tokens)
-
-    train, test = groups(problem_rows.train, group_size), groups(problem_rows.test, 1)
-    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
-    return Builders(train, test)
 
 
 WORKFLOW = REINFORCEMENT.replace("load_problems", load_named_problems, open_grader).replace(

@@ -22,18 +22,14 @@ from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.workflows import PAIRWISE_REINFORCEMENT, REWARD_MODEL
 from stovetop.lr_schedules import LRSchedule
-from stovetop.model_families import recommended_renderer_name
-from stovetop.model_store import find_model
-from stovetop.preference.comparison_renderer import ComparisonRendererFromChatRenderer
+from stovetop.preference.comparison_renderer import check_judge
 from stovetop.recipes import sl_basic
 from stovetop.recipes.configs import AdapterConfig, RewardConfig, TrainingConfig
 from stovetop.recipes.settings import Count, LearningRate, Positive, check_rate, check_weights
-from stovetop.renderers import get_renderer
 from stovetop.rules import Whole
 from stovetop.runs import check_opening
 from stovetop.tasks import comparisons as data
 from stovetop.tasks.comparisons import load_named_comparisons
-from stovetop.tokenizer import get_tokenizer
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 from stovetop.types import Rank
 
@@ -143,7 +139,7 @@ def check(config: Config) -> None:
             sft_checkpoint_path=config.sft_checkpoint_path,
             rm_weights_path=config.rm_weights_path,
         ),
-        lambda: check_judge(config),
+        lambda: check_judge(config.base_url, config.model_name, config.renderer_name),
         *(partial(check_rate, rate, config.model_name) for rate in rates),
     )
 
@@ -162,15 +158,6 @@ def check_data_sets(config: Config) -> None:
                         own.dataset, own.test_dataset, own.test_size, revisions=revisions_in(own.log_path)
                     )
                     check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
-
-
-def check_judge(config: Config) -> None:
-    """Refuses a renderer that begins the judgements, of one token, alike, where the model is on this machine."""
-    judges = config.rm_weights_path is None or config.run_rl
-    if judges and config.base_url in (None, "local") and find_model(config.model_name) is not None:
-        tokenizer = get_tokenizer(config.model_name)
-        name = config.renderer_name or recommended_renderer_name(tokenizer)
-        ComparisonRendererFromChatRenderer(get_renderer(name, tokenizer))
 
 
 async def main(config: Config) -> None:

@@ -1,17 +1,21 @@
 """Problems of mathematics for reinforcement learning: `arithmetic`, which is made here, what `problems.load` knows by
-name, or a task of reasoning-gym; how their answers are to be written, and what grades them.
+name, or a task of reasoning-gym; how their answers are to be written, what grades them,
+and the stages of a workflow that trains on them.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from typing import Literal, NamedTuple
 
 from stovetop.datasets import Row, Split, split_rows
 from stovetop.errors import InvalidRequest
+from stovetop.kitchen.stage import stage
+from stovetop.kitchen.stages.rl import Builders
 from stovetop.named_data import Loaded, Source
 from stovetop.renderers.base import Renderer
 from stovetop.rl.problem_env import ProblemGroupBuilder
+from stovetop.runs import Run
 from stovetop.tasks import math, math_grading, problems, reasoning_gym
 from stovetop.tasks.math import BOXED, NUMBER, AnswerForm
 from stovetop.tasks.math_grading import Grade, grade_number
@@ -133,3 +137,45 @@ def check_math(rows: MathRows) -> None:
         for part in (rows.loaded.train, rows.loaded.test):
             for index, row in enumerate(part):
                 math.problem_of_row(row, grade_number, f"row {index}", rows.form)
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+@stage(writes="math_rows")
+def load_math_rows(
+    dataset: str,
+    run: Run,
+    test_dataset: str | None = None,
+    test_size: int = 0,
+    seed: int = 0,
+    answers: Answers | None = None,
+) -> MathRows:
+    """The problems to train on, of a named data set or of a file, and those held out."""
+    found = load_math(dataset, test_dataset, test_size, seed, answers, run.revisions)
+    run.record_data(dataset, found.loaded)
+    return found
+
+
+@stage(writes="grading")
+async def open_math_grader(math_rows: MathRows) -> AsyncIterator[Grading]:
+    """Compares numbers as they are, and all else in processes that end with the workflow: as mathematics, or by the
+    scorer of the task."""
+    with open_math_grading(math_rows) as grading:
+        yield grading
+
+
+@stage(writes=("builders", "test_builders"))
+def build_math_groups(
+    math_rows: MathRows,
+    renderer: Renderer,
+    grading: Grading,
+    group_size: int,
+    run: Run,
+    few_shot: bool | None = None,
+    max_prompt_tokens: int | None = None,
+) -> Builders:
+    """`group_size` tries at each problem, and one at those held out."""
+    train, test = group_builders(math_rows, renderer, group_size, grading, few_shot, max_prompt_tokens)
+    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
+    return Builders(train, test)
