@@ -177,10 +177,12 @@ class Killed:
         return outcome(config.log_path)
 
 
-def kill_at_boundaries(mode: Mode, folder: Path, after: str | None = None) -> Killed:
-    """Of all stages, or at the end of one of them."""
+def kill_at_boundaries(
+    mode: Mode, folder: Path, after: str | None = None, wanted: Callable[[int], bool] = lambda number: True
+) -> Killed:
+    """Of all stages, or at the end of one of them; of those boundaries that are wanted, by number."""
     config = mode.config(folder)
-    copier = Copier(Path(config.log_path), after)
+    copier = Copier(Path(config.log_path), after, wanted)
     mode.train(config, sinks=[copier])
     whole = Path(config.log_path).rename(folder / "whole")
     return Killed(mode, replace(config, log_path=str(whole)), copier.all_copies())

@@ -81,10 +81,13 @@ def test_it_runs_three_steps_without_a_network_and_its_directory_says_of_what(re
     assert weights(log_path) != []
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=[] if name == "rl_basic" else [pytest.mark.slow]) for name in RECIPES]
+)
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_would_have_been(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As `test_conformance` has it of all recipes; here it is moved too."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(words_of(recipe, whole)) == 0
 
