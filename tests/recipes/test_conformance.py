@@ -29,7 +29,7 @@ from stovetop.tracking.configs import class_path, config_to_dict
 
 OWN_WORDS = {  # of what is another thing in each recipe: its data, and what is counted, measured or compared
     "dataset", "test_dataset", "test_size", "batch_size", "max_length", "max_steps", "answers", "few_shot",
-    "group_size", "kl_penalty_coef", "teacher_checkpoint_path", "rl_learning_rate",
+    "group_size", "kl_penalty_coef", "num_substeps", "teacher_checkpoint_path", "rl_learning_rate",
 }  # fmt: skip
 OWN_RANGE = {  # answers that are not trained on may be greedy; what is not compared may be one, and must be penalised
     "temperature", "group_size", "kl_penalty_coef", "answers", "few_shot", "rl_learning_rate",

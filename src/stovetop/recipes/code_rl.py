@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check as check_fields
 from stovetop.checks import check_all
-from stovetop.kitchen import Finished, Phase, RunConfig, When, run_phases, stage
+from stovetop.kitchen import Finished, Phase, When, run_phases, stage
 from stovetop.kitchen.edits import as_ppo
 from stovetop.kitchen.phases import check_phases, config_from
 from stovetop.kitchen.stages.preference import init_reference
 from stovetop.kitchen.stages.rl import Builders, is_penalised, kl_penalty
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
+from stovetop.recipes.configs import ModelConfig
 from stovetop.recipes.settings import (
     Count,
     LearningRate,
@@ -31,7 +31,6 @@ from stovetop.recipes.settings import (
     Positive,
     Temperature,
     check_rate,
-    check_renderer_name,
     check_weights,
 )
 from stovetop.renderers.base import Renderer
@@ -44,21 +43,19 @@ from stovetop.tasks.code import CodeProblems, load_code_problems
 from stovetop.tasks.code_grading import CodeGrader
 from stovetop.tasks.sandbox import Limits, find_sandbox
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank, Seed
+from stovetop.types import Rank
 
 Share = Annotated[float, number(at_least=0, at_most=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner(RunConfig):
+class Learner(ModelConfig):
     """What both phases have."""
 
-    model_name: str = "meta-llama/Llama-3.1-8B-Instruct"  # a folder, a fetched model, or a name on the hub
+    model_name: str = "meta-llama/Llama-3.1-8B-Instruct"
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    renderer_name: str | None = None  # None: the one recommended for the model
     lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
-    seed: Seed = 0  # of the adapter, the order and the answers
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
 
@@ -67,12 +64,12 @@ class Solving(Learner):
     """What the second phase and the whole have."""
 
     test_size: Count = 32  # problems held out of data that has no test split; 0: none
-    groups_per_batch: Positive = 100  # problems a step
-    group_size: Annotated[int, Whole(2)] = 4  # answers to each; one alone has no others to be better than
+    groups_per_batch: Positive = 100  # prompts a step; the last step of an epoch may have fewer
+    group_size: Annotated[int, Whole(2)] = 4  # answers to each prompt; one alone has no others to be better than
     max_tokens: Positive = 4096  # of an answer
     temperature: Temperature = 1.0  # of the answers
-    learning_rate: LearningRate = 1e-5  # constant; auto: derived from the model
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the problems
+    learning_rate: LearningRate = 1e-5  # at its highest; auto: derived from the model
+    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
     max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
     on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
     rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
@@ -84,7 +81,7 @@ class Solving(Learner):
     num_substeps: Positive = 1  # updates a pass, each on a part of the data
     kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
     remove_constant_reward_groups: bool = False  # they have no gradient
-    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: never
+    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +95,6 @@ class Config(Solving):
     warm_batch_size: Positive = 16  # chats a step
     warm_learning_rate: LearningRate = 2e-4  # falls to 0; auto likewise
     warm_num_epochs: Positive = 1  # passes over the chats
-
-    def __post_init__(self) -> None:
-        check_all(lambda: check_fields(self), lambda: check_renderer_name(self.renderer_name))
 
 
 # ---- the first phase -------------------------------------------------------------------------------------------------

@@ -41,9 +41,7 @@ from stovetop.tracking.configs import MAY_CHANGE
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SolvingConfig):
-    dataset: str = (
-        "arithmetic"  # arithmetic, gsm8k, math, polaris, deepmath, reasoning_gym:NAME; FILE.jsonl; sample:NAME
-    )
+    dataset: str = "arithmetic"  # arithmetic, gsm8k, math, polaris, deepmath, reasoning_gym:NAME; FILE.jsonl or sample:
     answers: Answers | None = None  # how they are written: boxed or as a number; None: boxed, but for arithmetic
     few_shot: bool | None = None  # each chat begins with a solved example; None: as is usual for the dataset
     model_name: str = "Qwen/Qwen3.5-9B"

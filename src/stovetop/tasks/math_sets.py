@@ -1,6 +1,6 @@
 """Problems of mathematics for reinforcement learning: `arithmetic`, which is made here, what `problems.load` knows by
-name, or a task of reasoning-gym; how their answers are to be written, what grades them,
-and the stages of a workflow that trains on them.
+name, or a task of reasoning-gym; how their answers are to be written, what grades them, and the stages of a workflow
+that trains on them.
 """
 
 from collections.abc import AsyncIterator, Generator, Mapping
