@@ -50,6 +50,23 @@ def datum(tokens: Sequence[int] = TOKENS, weight: float = 1.0) -> types.Datum:
     )
 
 
+def made(sdk: tinker.ServiceClient, **more: Any) -> tinker.TrainingClient:
+    """A training client; all have the same weights unless their seeds differ."""
+    return sdk.create_lora_training_client(MODELS[0], **{"rank": 4, "seed": 1, **more}).result()
+
+
+def train(client: tinker.TrainingClient) -> None:
+    """One step, which is not waited for."""
+    client.forward_backward([datum()], "cross_entropy")
+    client.optim_step(types.AdamParams(learning_rate=0.1))
+
+
+def logprobs(client: tinker.TrainingClient) -> list[float]:
+    """Equal lists mean equal weights, as far as this datum can tell."""
+    output = client.forward([datum()], "cross_entropy").result()
+    return output.loss_fn_outputs[0]["logprobs"].tolist()
+
+
 def open_recording(storage: Path, **options: Any) -> InProcessServiceClient:
     return recording.open_service(storage, models=MODELS, preload=True, **options)
 

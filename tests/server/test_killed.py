@@ -5,15 +5,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker
-from running import KEY, datum
+from running import KEY, datum, running
 from tinker import types
 
 from engine import tiny
+from stovetop.backends import recording
 
 SERVE = Path(__file__).with_name("serve_for_tests.py")
 
@@ -83,6 +85,20 @@ def trained(url: str, between: Callable[[int], None]) -> list[Any]:
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The fake, or the folder of a tiny transformer."""
     return "recording" if request.param == "recording" else str(tiny.save_model(tmp_path / "model", tiny.llama(0)))
+
+
+def test_a_server_that_is_killed_with_requests_under_way_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """The quick one of these: the fake, and one kill."""
+    with running(tmp_path / "undisturbed", partial(recording.open_service, models=["tiny"])) as undisturbed:
+        expected = trained(undisturbed.url, lambda step: None)
+    with killable(tmp_path / "killed", "recording") as server:
+
+        def kill(step: int) -> None:
+            if step == 4:
+                server.end(signal.SIGKILL)
+                server.start()
+
+        assert trained(server.url, kill) == expected
 
 
 @pytest.mark.slow

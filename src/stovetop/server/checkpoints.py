@@ -2,8 +2,6 @@
 made from what a client sends, and what is overwritten is replaced at once, when its row is."""
 
 import json
-import logging
-import shutil
 import threading
 import time
 from collections import Counter
@@ -15,10 +13,9 @@ from stovetop.client import MAX_NAME, CheckpointName
 from stovetop.durable import MANIFEST
 from stovetop.errors import InvalidRequest, NotFoundError
 from stovetop.rules import rule_of
+from stovetop.server.folders import Folders
 from stovetop.server.rows import CheckpointRow
 from stovetop.server.verbs import Save
-
-log = logging.getLogger(__name__)
 
 LONGEST_NAME = MAX_NAME - 20  # characters: with the number of its request behind it, a service takes the name too
 
@@ -26,7 +23,8 @@ LONGEST_NAME = MAX_NAME - 20  # characters: with the number of its request behin
 class Checkpoints:
     """All that are committed, and the names that are being saved."""
 
-    def __init__(self, rows: Iterable[CheckpointRow]) -> None:
+    def __init__(self, rows: Iterable[CheckpointRow], folders: Folders) -> None:
+        self._folders = folders
         self._rows = {row.path: row for row in rows}
         self._being_saved = set[str]()
         self._in_use = Counter[str]()  # folders that a replay would read
@@ -88,10 +86,10 @@ class Checkpoints:
                 self._unwanted.add(folder)
                 return
             self._unwanted.discard(folder)
-        remove(Path(folder))
+        self._folders.remove(folder)
 
-    def folders(self) -> set[str]:
-        """Those that paths stand for."""
+    def needed(self) -> set[str]:
+        """The folders that paths stand for."""
         return {row.folder for row in self._rows.values()}
 
 
@@ -102,8 +100,8 @@ def path_of(model_id: str, save: Save) -> str:
     return f"tinker://{model_id}/{'weights' if save.with_optimizer else 'sampler_weights'}/{save.name}"
 
 
-def row_of(model_id: str, owner: str, n: int, save: Save, folder: Path) -> CheckpointRow:
-    """The row of a save that has ended. A replay finds the same times in it that it had."""
+def row_of(model_id: str, owner: str, n: int, save: Save, folder: Path, name: str) -> CheckpointRow:
+    """The row of a save that has ended in this folder, which rows call `name`."""
     manifest = folder / MANIFEST
     created_s = manifest.stat().st_mtime
     return CheckpointRow(
@@ -113,20 +111,10 @@ def row_of(model_id: str, owner: str, n: int, save: Save, folder: Path) -> Check
         kind="weights" if save.with_optimizer else "sampler_weights",
         name=save.name,
         n=n,
-        folder=str(folder),
+        folder=name,
         size_bytes=sum(file.stat().st_size for file in folder.iterdir()),
         created_s=created_s,
         expires_s=None if save.ttl_seconds is None else created_s + save.ttl_seconds,
         public=0,
         user_metadata=json.dumps(save.user_metadata),
     )
-
-
-def remove(folder: Path) -> None:
-    """What cannot be removed is named in the log: nothing refers to it, and the next start tries again."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        log.warning("a folder that is not needed any more stays: %s: %s", folder, error)

@@ -126,11 +126,15 @@ class Program:
             return self._by_seq.get(seq) or self._dropped(seq)
 
     def _dropped(self, seq: int) -> Request | None:
-        """A request that was done, and whose result was kept for as long as one is."""
+        """A request that was done, and that is in the journal alone by now."""
         if seq > self._last_seq:
             return None
-        rows = self._shared.journal.rows(RequestRow, "model_id = ? AND seq = ?", self.model.id, seq)
-        return self._known(rows[0], None) if rows else None
+        journal = self._shared.journal
+        rows = journal.rows(RequestRow, "model_id = ? AND seq = ?", self.model.id, seq)
+        if not rows:
+            return None
+        results = journal.rows(ResultRow, "n = ?", rows[0].n)
+        return self._known(rows[0], Result.stored(results[0]) if results else None)
 
     def _known(self, row: RequestRow, result: Result | None) -> Request:
         """A request of the journal, with its result, if that is still kept."""
@@ -165,7 +169,7 @@ class Program:
         """The model as it was behind its request `snapshot.n`."""
         metadata = json.loads(self.model.user_metadata)
         self._client = self._shared.service.create_training_client_from_state_with_optimizer(
-            snapshot.folder, self.model.base_model, metadata, model_id=self.model.id
+            self._place(snapshot.folder), self.model.base_model, metadata, model_id=self.model.id
         )
         self._snapshots.restored(snapshot)
 
@@ -217,12 +221,15 @@ class Program:
     def _put_row(self, row: RequestRow) -> "Future[None]":
         return self._shared.journal.put(put(row))
 
+    def _place(self, folder: str) -> str:
+        return str(self._shared.folders.at(folder))
+
     # ---- calling -----------------------------------------------------------------------------------------------------
 
     def _call(self, n: int, verb: Verb, words: dict[str, str]) -> _Called:
         """`words` gets what messages are to call otherwise."""
         if isinstance(verb, MakeFrom | Load):
-            words[verb.folder] = verb.path
+            words[self._place(verb.folder)] = verb.path
         if isinstance(verb, Make | MakeFrom):
             return self._make(verb)
         try:
@@ -261,7 +268,7 @@ class Program:
                     if verb.with_optimizer
                     else service.create_training_client_from_state
                 )
-                self._client = create(verb.folder, verb.base_model, metadata, model_id=model_id)
+                self._client = create(self._place(verb.folder), verb.base_model, metadata, model_id=model_id)
                 self._snapshots.reads(verb.folder)
                 answer = {"type": "load_weights", "model_id": model_id, "path": verb.path}
             case _:
@@ -317,7 +324,8 @@ class Program:
                 self._shared.requests.later(lambda: checkpoints.remove_folder(replaced))
 
         def written(saved: Any) -> Outcome:
-            row = row_of(self.model.id, self.model.owner, n, verb, Path(saved.path))
+            name = self._shared.folders.name_of(saved.path)
+            row = row_of(self.model.id, self.model.owner, n, verb, Path(saved.path), name)
             return Outcome(Result.of({"path": path}), (put(row),), partial(appear, row))
 
         def release(ended: "Future[Any]") -> None:
@@ -344,7 +352,7 @@ class Program:
 
     def _load(self, client: TrainingClient, verb: Load) -> _Called:
         load = client.load_state_with_optimizer if verb.with_optimizer else client.load_state
-        loading = load(verb.folder)
+        loading = load(self._place(verb.folder))
         self._snapshots.reads(verb.folder)
         return _Called(loading.future(), lambda _: Outcome(Result.of({"path": verb.path})))
 

@@ -14,7 +14,8 @@ from itertools import count
 from pathlib import Path
 
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.server.checkpoints import Checkpoints, remove
+from stovetop.server.checkpoints import Checkpoints
+from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
 from stovetop.server.program import Program
 from stovetop.server.programs import Programs
@@ -52,15 +53,16 @@ class Parts:
 def recover(service: InProcessServiceClient, journal: Journal, storage: Path, end: Callable[[], object]) -> Parts:
     """All parts, as the journal has them. Takes as long as the replay; raises where that cannot be done. `end` ends the
     process when an engine has died."""
-    checkpoints = Checkpoints(journal.rows(CheckpointRow))
+    folders = Folders(storage)
+    checkpoints = Checkpoints(journal.rows(CheckpointRow), folders)
     requests = Requests(journal, lambda: service.failed is not None, end)
     rows = journal.rows(RequestRow, order="n")
-    samplers = Samplers(service, journal, requests, checkpoints, journal.rows(SamplerRow), storage)
+    samplers = Samplers(service, journal, requests, checkpoints, journal.rows(SamplerRow), folders)
     snapshots = {row.model_id: row for row in journal.rows(SnapshotRow)}
-    needed = checkpoints.folders() | samplers.folders() | {row.folder for row in snapshots.values()} | _read_by(rows)
-    _remove_others(storage, needed)
+    needed = checkpoints.needed() | samplers.needed() | {row.folder for row in snapshots.values()} | _read_by(rows)
+    folders.remove_others(needed)
     last_n = rows[-1].n if rows else 0
-    shared = Shared(service, journal, requests, samplers, checkpoints, count(last_n + 1))
+    shared = Shared(service, journal, requests, samplers, checkpoints, folders, count(last_n + 1))
     programs: list[Program] = []
     results = {row.n: Result.stored(row) for row in journal.rows(ResultRow)}
     for model in journal.rows(ModelRow, order="created_s"):
@@ -102,10 +104,3 @@ def _read_by(rows: Iterable[RequestRow]) -> set[str]:
         if row.body is not None and row.kind in ("make_from", "load")
     ]
     return {verb.folder for verb in loads if isinstance(verb, MakeFrom | Load)}
-
-
-def _remove_others(storage: Path, needed: set[str]) -> None:
-    found = [*storage.glob("checkpoints/*/*/*"), *storage.glob("samplers/*")]
-    for folder in found:
-        if str(folder) not in needed:
-            remove(folder)

@@ -89,7 +89,7 @@ class Request:
     cancel: Callable[[], None] = lambda: None
     words: dict[str, str] = field(default_factory=dict[str, str])  # of messages: what the client calls it instead
     accepted_s: float = field(default_factory=time.monotonic)
-    finished_s: float | None = None
+    finished_s: float | None = None  # monotonic, as the others
     delivered_s: float | None = None
 
     def submitted(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from stovetop.futures import APIFuture, ClientFuture, pending
 from stovetop.saved_states import base_model_of
 from stovetop.server import bodies, codec
 from stovetop.server.checkpoints import Checkpoints
+from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal, done, follow
 from stovetop.server.requests import Gone, Outcome, Request, Requests, Result
 from stovetop.server.rows import SamplerRow, put
@@ -59,13 +60,13 @@ class Samplers:
         requests: Requests,
         checkpoints: Checkpoints,
         rows: Iterable[SamplerRow],
-        storage: Path,
+        folders: Folders,
     ) -> None:
         self._service = service
         self._journal = journal
         self._requests = requests
         self._checkpoints = checkpoints
-        self._storage = storage
+        self._folders = folders
         self._by_id = {row.id: Sampler(row, self._opener(row), None, done()) for row in rows}
         self._lock = threading.Lock()  # protects the table: a session is made once
 
@@ -99,8 +100,9 @@ class Samplers:
             client = self._service.create_sampling_client(base_model=body.base_model)
             return SamplerRow(sampler_id, body.session_id, owner, body.base_model), client
         folder = self._checkpoints.find(body.model_path, owner).folder
-        client = self._service.create_sampling_client(model_path=folder)
-        base_model = base_model_of(Path(folder))
+        place = self._folders.at(folder)
+        client = self._service.create_sampling_client(model_path=str(place))
+        base_model = base_model_of(place)
         return SamplerRow(sampler_id, body.session_id, owner, base_model, body.model_path, folder=folder), client
 
     def add_frozen(self, row: SamplerRow, client: ClientFuture[SamplingClient]) -> None:
@@ -125,19 +127,19 @@ class Samplers:
 
     def _write(self, sampler: Sampler) -> "Writing":
         assert sampler.client is not None, "what is not written is in memory"
-        folder = self._storage / "samplers" / secrets.token_hex(8)
+        folder = self._folders.at(f"samplers/{secrets.token_hex(8)}")
         return Writing(sampler, folder, sampler.client.result().save(folder).future())
 
     def written(self, writing: "Writing") -> SamplerRow:
         """Its row, now that it is in its folder. Raises where that could not be written."""
         writing.future.result()
         sampler = writing.sampler
-        sampler.row = replace(sampler.row, folder=str(writing.folder))
+        sampler.row = replace(sampler.row, folder=self._folders.name_of(writing.folder))
         sampler.open = self._opener(sampler.row)
         return sampler.row
 
-    def folders(self) -> set[str]:
-        """Those that sessions would be opened from."""
+    def needed(self) -> set[str]:
+        """The folders that sessions would be opened from."""
         return {sampler.row.folder for sampler in self._by_id.values() if sampler.row.folder is not None}
 
     def _find(self, sampler_id: str, owner: str) -> Sampler:
@@ -150,11 +152,12 @@ class Samplers:
         def open_client() -> ClientFuture[SamplingClient]:
             if row.folder is None and row.model_id is not None:
                 raise Gone(f"the weights of this sampling session are gone; make another one: {row.id!r}")
-            if row.folder is not None and not Path(row.folder).is_dir():
+            if row.folder is None:
+                return self._service.create_sampling_client(base_model=row.base_model)
+            place = self._folders.at(row.folder)
+            if not place.is_dir():
                 raise Gone(f"the checkpoint that this session samples from was deleted: {row.model_path!r}")
-            return self._service.create_sampling_client(
-                model_path=row.folder, base_model=None if row.folder else row.base_model
-            )
+            return self._service.create_sampling_client(model_path=str(place))
 
         return open_client
 

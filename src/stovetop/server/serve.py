@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.server.app import Doors, OwnerOf, local_owner, make_app
 from stovetop.server.journal import Journal
 from stovetop.server.recovery import Parts, recover
+from stovetop.server.sweeping import sweep
 from stovetop.server.uploads import UploadLimits
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 EXIT_FAILED = 70  # EX_SOFTWARE: start it again
 BACKLOG = 4096  # connections that the system may hold before they are accepted
 STOP_S = 3.0  # for requests that are under way
+SWEEP_EVERY_S = 10.0
 SNAPSHOT_S = 60.0  # for the last snapshots; what they do not cover is replayed
 
 OpenService = Callable[[Path], InProcessServiceClient]  # saving under this folder, with its models loading
@@ -90,10 +93,11 @@ class Server:
 
     def run(self) -> None:
         storage = self._options.storage.expanduser().resolve()
-        with _alone_in(storage), self._listens(), self._parts(storage) as parts:
+        with self._listening, _alone_in(storage), self._listens(), self._parts(storage) as parts:
             self.doors.open(parts)
             log.info("serving %s", ", ".join(str(name) for name in _names(parts.service)))
-            self._stops.wait()
+            while not self._stops.wait(SWEEP_EVERY_S):
+                sweep(parts, time.time())
             self._shut()
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ from itertools import count
 
 from stovetop.client import ServiceClient
 from stovetop.server.checkpoints import Checkpoints
+from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
 from stovetop.server.requests import Requests
 from stovetop.server.samplers import Samplers
@@ -19,4 +20,5 @@ class Shared:
     requests: Requests
     samplers: Samplers
     checkpoints: Checkpoints
+    folders: Folders
     numbers: "count[int]"  # of requests, over all models

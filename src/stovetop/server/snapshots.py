@@ -12,12 +12,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stovetop.client import TrainingClient
 from stovetop.errors import StovetopError
 from stovetop.futures import ClientFuture, pending, when_done
-from stovetop.server.checkpoints import remove
 from stovetop.server.journal import done, when_all_done
 from stovetop.server.rows import Change, ModelRow, SnapshotRow, put
 from stovetop.server.samplers import Writing
@@ -98,7 +96,7 @@ class Snapshots:
     def _saved(self, attempt: "_Attempt", saved: "Future[SaveWeightsResponse]") -> None:
         """The state is whole; now the weights that were frozen before it."""
         try:
-            folder = saved.result().path
+            folder = self._shared.folders.name_of(saved.result().path)
             took_s = max(1e-3, time.monotonic() - max(attempt.begun_s, self._idle_since_s))
             frozen = self._shared.samplers.write_all(self._model.id, attempt.n)
         except BaseException as error:  # what there is can still be replayed
@@ -129,7 +127,7 @@ class Snapshots:
             for folder in attempt.reads:
                 self._shared.checkpoints.unuse(folder)
             if before is not None:
-                remove(Path(before.folder))
+                self._shared.folders.remove(before.folder)
         attempt.ended.set_result(None)
 
     def _failed(self, attempt: "_Attempt", error: BaseException) -> None:

@@ -1,0 +1,195 @@
+"""What is there after a stop, and after the kill that a copy of the folder of a running server is the image of."""
+
+import shutil
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+import pytest
+import tinker
+from running import MODELS, Running, datum, logprobs, made, open_recording, running, train
+from tinker import types
+
+from stovetop.backends import recording
+from stovetop.errors import InvalidRequest, StovetopError
+from stovetop.server.serve import Server, ServerOptions, listen
+
+PROMPT = types.ModelInput.from_ints([5, 17, 42])
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> "Killed":
+    return Killed(tmp_path)
+
+
+class Killed:
+    """A server that is left running, whose folder as of a moment is served by another one: what a kill at this moment
+    would leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.before, self.after = folder / "before", folder / "after"
+
+    def image(self) -> Path:
+        shutil.copytree(self.before, self.after, ignore=shutil.ignore_patterns("server.lock"))
+        return self.after
+
+
+def post(server: Running, path: str, /, **body: object) -> dict[str, object]:
+    with server.http() as http:
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+def test_after_a_kill_all_that_was_acknowledged_is_there(killed: Killed) -> None:
+    with running(killed.before) as first, first.sdk() as sdk:
+        client = made(sdk)
+        train(client)
+        early = client.save_weights_and_get_sampling_client().result()
+        path = client.save_state("kept").result().path
+        train(client)
+        scored, weights = early.compute_logprobs(PROMPT).result(), logprobs(client)
+        client.forward_backward([datum()], "cross_entropy").result()
+        with running(killed.image()) as second:
+            step = post(second, "optim_step", model_id=client.model_id, seq_id=20, adam_params={"learning_rate": 0.1})
+            metrics = post(second, "retrieve_future", request_id=step["request_id"])
+            old = post(second, "retrieve_future", request_id=f"{client.model_id}:1")
+            assert old["metrics"]
+            with second.sdk() as sdk_of_second:
+                again = sdk_of_second.create_training_client_from_state_with_optimizer(path).result()
+                train(again)
+                assert logprobs(again) == weights
+        stepped = client.optim_step(types.AdamParams(learning_rate=0.1)).result()
+        assert stepped.metrics == metrics["metrics"]
+        assert early.compute_logprobs(PROMPT).result() == scored
+
+
+def test_after_a_stop_nothing_is_replayed_and_frozen_weights_are_there(tmp_path: Path) -> None:
+    with running(tmp_path) as first:
+        sdk = first.sdk()  # it is left open: closing it would finish the session
+        client = made(sdk)
+        train(client)
+        early = client.save_weights_and_get_sampling_client().result()
+        drawn = early.sample(PROMPT, 1, types.SamplingParams(max_tokens=4, seed=1)).result().sequences[0].tokens
+        train(client)
+        weights = logprobs(client)
+    journal = sqlite3.connect(tmp_path / "journal.sqlite")
+    assert journal.execute("SELECT count(*) FROM request WHERE body IS NOT NULL").fetchall() == [(0,)]
+    (sampler_id, folder), *_ = journal.execute("SELECT id, folder FROM sampler").fetchall()
+    journal.close()
+    assert (tmp_path / folder).is_dir()
+    with running(tmp_path) as second:
+        assert [call.verb for call in second.server.doors.parts.service.calls] == [  # type: ignore[union-attr]
+            "create_training_client_from_state_with_optimizer"
+        ]
+        body = {
+            "sampling_session_id": sampler_id,
+            "seq_id": 0,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5, 17, 42]}]},
+            "sampling_params": {"max_tokens": 4, "seed": 1},
+        }
+        sample = post(second, "asample", **body)
+        result = post(second, "retrieve_future", request_id=sample["request_id"])
+        assert result["sequences"][0]["tokens"] == drawn  # type: ignore[index]
+        path = post(second, "save_weights", model_id=client.model_id, seq_id=50, path="then")
+        saved = post(second, "retrieve_future", request_id=path["request_id"])
+        with second.sdk() as sdk_of_second:
+            again = sdk_of_second.create_training_client_from_state_with_optimizer(str(saved["path"])).result()
+            assert logprobs(again) == weights
+
+
+def test_item_36_and_42_a_sample_of_before_is_gone_and_a_retry_of_before_is_known(killed: Killed) -> None:
+    with running(killed.before) as first, first.sdk() as sdk:
+        client = made(sdk)
+        train(client)
+        client.save_state("a").result()
+        with running(killed.image()) as second, second.http() as http:
+            assert http.post("retrieve_future", json={"request_id": "sample-0123"}).status_code == 410
+            body = {"model_id": client.model_id, "seq_id": 3, "path": "other"}
+            assert "was used by another request" in http.post("save_weights", json=body).json()["detail"]
+
+
+def test_what_a_kill_left_half_made_is_removed_and_what_rows_name_stays(killed: Killed) -> None:
+    with running(killed.before) as first, first.sdk() as sdk:
+        client = made(sdk)
+        client.save_state("kept").result()
+        image = killed.image()
+        (kept,) = image.glob("checkpoints/*/weights/kept.*")
+        orphan = kept.with_name("orphan.9")
+        shutil.copytree(kept, orphan)
+        with running(image):
+            assert kept.is_dir()
+            assert not orphan.exists()
+
+
+def test_a_refused_datum_is_refused_again_and_so_is_the_step(killed: Killed) -> None:
+    with running(killed.before) as first, first.sdk() as sdk:
+        client = made(sdk)
+        train(client)
+        before = logprobs(client)
+        client.forward_backward([datum()], "cross_entropy")
+        bad = client.forward_backward([datum([5, 100_000, 7])], "cross_entropy")
+        with pytest.raises(tinker.RequestFailedError, match="outside the vocabulary"):
+            bad.result()
+        with running(killed.image()) as second:
+            step = post(second, "optim_step", model_id=client.model_id, seq_id=6, adam_params={})
+            failed = post(second, "retrieve_future", request_id=step["request_id"])
+            assert "outside the vocabulary" in str(failed["error"])
+        assert logprobs(client) == before
+
+
+def test_a_fault_of_the_server_stays_a_failure_when_it_is_replayed(killed: Killed) -> None:
+    """The fault would not come again, and the client was told of it."""
+    faulty = partial(open_recording, faults=[recording.Raises("forward_backward", 1, OSError("a stray cosmic ray"))])
+    with running(killed.before, faulty) as first, first.sdk() as sdk:
+        client = made(sdk)
+        with pytest.raises(tinker.RequestFailedError, match="a stray cosmic ray") as failure:
+            client.forward_backward([datum()], "cross_entropy").result()
+        assert "server" in str(failure.value.category)
+        with running(killed.image()) as second:
+            step = post(second, "optim_step", model_id=client.model_id, seq_id=2, adam_params={})
+            failed = post(second, "retrieve_future", request_id=step["request_id"])
+            assert "a stray cosmic ray" in str(failed["error"])
+
+
+def test_a_request_during_which_the_server_ended_three_times_is_failed(killed: Killed) -> None:
+    with running(killed.before) as first, first.sdk() as sdk:
+        client = made(sdk)
+        client.forward_backward([datum()], "cross_entropy").result()
+        image = killed.image()
+        journal = sqlite3.connect(image / "journal.sqlite")
+        journal.execute("DELETE FROM result WHERE n > 1")
+        journal.execute("UPDATE request SET attempts = 3 WHERE seq = 1")
+        journal.commit()
+        journal.close()
+        with running(image) as second:
+            failed = post(second, "retrieve_future", request_id=f"{client.model_id}:1")
+            assert failed["category"] == "server"
+            assert "the server ended 3 times while it did this request" in str(failed["error"])
+
+
+def test_a_second_server_on_one_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with running(tmp_path):
+        second = Server(open_recording, listen("127.0.0.1", 0), ServerOptions(storage=tmp_path))
+        with pytest.raises(InvalidRequest, match="another server is at work in this folder"):
+            second.run()
+
+
+def test_a_folder_in_which_others_have_saved_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InvalidRequest, match="choose an empty folder"), running(tmp_path):
+        pass
+
+
+def test_a_model_that_cannot_be_loaded_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    def broken(storage: Path) -> object:
+        raise StovetopError("no such model")
+
+    with pytest.raises(StovetopError, match="no such model"), running(tmp_path, broken):  # type: ignore[arg-type]
+        pass
+
+
+def test_models_are_the_ones_that_are_served(tmp_path: Path) -> None:
+    with running(tmp_path) as server, server.http() as http:
+        supported = http.get("get_server_capabilities").json()["supported_models"]
+        assert sorted(model["model_name"] for model in supported) == sorted(MODELS)
