@@ -66,7 +66,7 @@ async def code_rl_small(folder: Path, seed: int) -> dict[str, float]:
     inputs, so one program is right for as many problems as have the same outputs."""
     config = replace(code_rl.PRESETS["small"], seed=seed, log_path=str(folder))
     await code_rl.main(config)
-    test = code.load(config.env, config.test_env, config.test_size, config.seed).test
+    test = code.load(config.dataset, config.test_dataset, config.test_size, config.seed).test
     grader = CodeGrader(find_sandbox())
 
     async def correct(client: SamplingClient) -> float:

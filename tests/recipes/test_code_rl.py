@@ -20,18 +20,25 @@ from stovetop.tasks.sandbox import bubblewrap
 
 WORDS = [
     *("run", "code_rl", "base_url=recording", "model=any/model", "renderer_name=role_colon"),
-    *("env=sample:small_functions", "test_size=1", "groups_per_batch=2", "group_size=2", "max_tokens=6"),
-    *("num_rollouts=2", "ppo_epochs=1", "eval_every=0"),
+    *("dataset=sample:small_functions", "test_size=1", "groups_per_batch=2", "group_size=2", "max_tokens=6"),
+    *("max_steps=2", "ppo_epochs=1", "eval_every=0"),
 ]
 
 
 def test_the_clip_and_the_number_of_rollouts_are_those_of_the_second_phase():
-    [_, planned] = plan_phases(code_rl.PHASES, code_rl.Config(clip_epsilon=0.1, num_rollouts=7))
+    [_, planned] = plan_phases(code_rl.PHASES, code_rl.Config(clip_epsilon=0.1, max_steps=7))
     config = planned.config
     assert isinstance(config, code_rl.CodeConfig)
     assert config.loss_fn_config == {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
     assert (config.max_steps, config.dataset) == (7, "deepcoder")
     assert planned.phase.workflow.name == "reinforcement"
+
+
+def test_the_published_names_of_its_fields_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = [word.replace("max_steps=", "num_rollouts=").replace("dataset=", "env=") for word in WORDS]
+    assert main([*words, f"log_path={tmp_path / 'run'}", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert "max_steps" in said.out + said.err
 
 
 def test_without_a_sandbox_it_is_refused_before_anything_is_written(
@@ -70,7 +77,9 @@ def test_groups_whose_sandbox_fails_stop_the_run_or_are_skipped_and_counted(
 def test_what_is_wrong_is_said_at_once(tmp_path: Path):
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps({"problem": "Add them.", "tests": "[]"}))
-    config = replace(code_rl.PRESETS["small"], env=str(path), test_env=None, model_name="no/such-model", base_url=None)
+    config = replace(
+        code_rl.PRESETS["small"], dataset=str(path), test_dataset=None, model_name="no/such-model", base_url=None
+    )
     with pytest.raises(InvalidRequest, match=r"it has no tests"):
         code_rl.check(config)
 
@@ -78,7 +87,7 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path):
 def test_a_run_of_a_config_that_was_made_in_a_program(tmp_path: Path):
     config = replace(
         code_rl.PRESETS["small"], base_url="recording", model_name="any/model", renderer_name="role_colon",
-        log_path=str(tmp_path / "run"), groups_per_batch=2, group_size=2, num_rollouts=1, eval_every=0, max_tokens=4,
+        log_path=str(tmp_path / "run"), groups_per_batch=2, group_size=2, max_steps=1, eval_every=0, max_tokens=4,
     )  # fmt: skip
     asyncio.run(code_rl.main(config))
     [row] = [row for row in load(tmp_path / "run" / "2_reinforcement").metrics if "env/all/correct" in row]

@@ -111,13 +111,13 @@ ENTRIES: dict[str, Entry] = {
         f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
     "code_rl": Entry(
-        ("env=sample:small_functions", "test_size=1", "groups_per_batch=2", "group_size=2", "max_tokens=6",
-         "warm_dataset=sample:chats", "warm_batch_size=24", "learning_rate=0.1", "num_rollouts=2", "ppo_epochs=2",
+        ("dataset=sample:small_functions", "test_size=1", "groups_per_batch=2", "group_size=2", "max_tokens=6",
+         "warm_dataset=sample:chats", "warm_batch_size=24", "learning_rate=0.1", "max_steps=2", "ppo_epochs=2",
          "save_every=1", "eval_every=2"),
-        {"model_name": "meta-llama/Llama-3.1-8B-Instruct", "env": "deepcoder", "group_size": 4,
+        {"model_name": "meta-llama/Llama-3.1-8B-Instruct", "dataset": "deepcoder", "group_size": 4,
          "groups_per_batch": 100, "learning_rate": 1e-5, "gamma": 0.99, "gae_lambda": 0.95, "clip_epsilon": 0.2,
-         "ppo_epochs": 4, "kl_penalty_coef": 0.0, "num_rollouts": 100, "num_substeps": 1, "max_tokens": 4096},
-        f"load_dataset {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch schedule "
+         "ppo_epochs": 4, "kl_penalty_coef": 0.0, "max_steps": 100, "num_substeps": 1, "max_tokens": 4096},
+        f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch schedule "
         "forward_backward optim_step await_forward_backward await_optim_step log_step_metrics log_step "
         f"log_epoch_metrics save_final_weights register_model / load_code_problems find_grader choose_estimator "
         f"{SESSION} limit_prompts build_code_groups batch_problems make_rl_evaluators {PLAN} make_ppo_loss "

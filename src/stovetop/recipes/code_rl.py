@@ -3,7 +3,7 @@ sandbox. The workflow REINFORCEMENT with clipped updates (PPO), each batch in se
 before it, if chats are named, SUPERVISED as a warm start.
 
     stovetop run code_rl                     DeepCoder, and a model from the hub
-    stovetop run code_rl env=FILE.jsonl      problems of your own, in the form of DeepCoder's rows
+    stovetop run code_rl dataset=FILE.jsonl  problems of your own, in the form of DeepCoder's rows
     stovetop run code_rl:small               functions of one line, without a network
 
 It needs a sandbox, and is refused without one: docs/graders.md. `max_tokens` is 4096 here, where the published config
@@ -16,60 +16,53 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
-from stovetop.checks import check_all
+from stovetop.checks import collecting
+from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import Finished, Phase, When, run_phases, stage
 from stovetop.kitchen.edits import as_ppo
-from stovetop.kitchen.phases import check_phases, config_from
+from stovetop.kitchen.phases import check_phases, config_from, plan_phases
 from stovetop.kitchen.stages.preference import init_reference
 from stovetop.kitchen.stages.rl import Builders, is_penalised, kl_penalty
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
-from stovetop.recipes.configs import ModelConfig
-from stovetop.recipes.settings import (
-    Count,
-    LearningRate,
-    NotNegative,
-    Positive,
-    Temperature,
-    check_rate,
-    check_weights,
-)
+from stovetop.lr_schedules import LRSchedule
+from stovetop.recipes.configs import TrainingConfig, check_training
+from stovetop.recipes.settings import Count, LearningRate, NotNegative, Positive, Temperature, check_rate
 from stovetop.renderers.base import Renderer
 from stovetop.rl.advantages import GAE
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole, number
 from stovetop.runs import Run
-from stovetop.tasks import code, code_grading
+from stovetop.tasks import chats, code, code_grading
+from stovetop.tasks.chats import load_named_chats
 from stovetop.tasks.code import CodeProblems, load_code_problems
 from stovetop.tasks.code_grading import CodeGrader
 from stovetop.tasks.sandbox import Limits, find_sandbox
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
-from stovetop.types import Rank
 
 Share = Annotated[float, number(at_least=0, at_most=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner(ModelConfig):
+class Learner(TrainingConfig):
     """What both phases have."""
 
     model_name: str = "meta-llama/Llama-3.1-8B-Instruct"
-    load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
-    lora_rank: Rank = 32  # of the adapter's matrices
-    train_unembed: bool = True  # the output head too
-    save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
+    learning_rate: LearningRate = 1e-5
+    lr_schedule: LRSchedule = "constant"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solving(Learner):
-    """What the second phase and the whole have."""
+    """What the second phase and the whole have. The loss is PPO's, so there is none to choose."""
 
+    dataset: str = "deepcoder"  # the problems; or FILE.jsonl in the form of its rows, sample:NAME
+    test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the problems
     test_size: Count = 32  # problems held out of data that has no test split; 0: none
     groups_per_batch: Positive = 100  # prompts a step; the last step of an epoch may have fewer
     group_size: Annotated[int, Whole(2)] = 4  # answers to each prompt; one alone has no others to be better than
+    max_steps: Positive | None = field(default=100, metadata=HOW_LONG)
     max_tokens: Positive = 4096  # of an answer
     temperature: Temperature = 1.0  # of the answers
-    learning_rate: LearningRate = 1e-5  # at its highest; auto: derived from the model
-    num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
     max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
     on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
     rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
@@ -81,19 +74,15 @@ class Solving(Learner):
     num_substeps: Positive = 1  # updates a pass, each on a part of the data
     kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
     remove_constant_reward_groups: bool = False  # they have no gradient
-    eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Solving):
-    log_path: str = field(default="runs/code_rl", metadata=MAY_CHANGE)  # the run directory; again: it goes on
-    env: str = "deepcoder"  # the problems; or FILE.jsonl in the form of its rows, sample:NAME
-    test_env: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the problems
-    num_rollouts: Positive | None = field(default=100, metadata=HOW_LONG)  # steps; None: as many as the epochs have
+    log_path: str = field(default="runs/code_rl", metadata=MAY_CHANGE)
     clip_epsilon: Share = 0.2  # ratios are limited to 1 - clip_epsilon .. 1 + clip_epsilon
-    warm_dataset: str | None = None  # chats to begin with: FILE.jsonl, sample:NAME; None: there is no such phase
+    warm_dataset: str | None = None  # chats to begin with, as in sl_basic; None: there is no such phase
     warm_batch_size: Positive = 16  # chats a step
-    warm_learning_rate: LearningRate = 2e-4  # falls to 0; auto likewise
+    warm_learning_rate: LearningRate = 2e-4  # auto likewise
     warm_num_epochs: Positive = 1  # passes over the chats
 
 
@@ -104,8 +93,6 @@ class Config(Solving):
 class WarmConfig(Learner):
     dataset: str
     batch_size: Positive
-    learning_rate: LearningRate
-    num_epochs: Positive
 
 
 def supervised(config: Config, done: Mapping[str, Finished]) -> WarmConfig | None:
@@ -118,6 +105,8 @@ def supervised(config: Config, done: Mapping[str, Finished]) -> WarmConfig | Non
         dataset=config.warm_dataset,
         batch_size=config.warm_batch_size,
         learning_rate=config.warm_learning_rate,
+        warmup_steps=0,
+        max_steps=None,
         num_epochs=config.warm_num_epochs,
     )
 
@@ -127,9 +116,6 @@ def supervised(config: Config, done: Mapping[str, Finished]) -> WarmConfig | Non
 
 @dataclass(frozen=True, kw_only=True)
 class CodeConfig(Solving):
-    dataset: str
-    test_dataset: str | None
-    max_steps: Positive | None
     loss_fn_config: dict[str, float]
 
 
@@ -137,15 +123,7 @@ def reinforcement(config: Config, done: Mapping[str, Finished]) -> CodeConfig:
     """From what the chats taught, if there were any."""
     taught = {"load_checkpoint_path": done["supervised"].state_path} if "supervised" in done else {}
     clips = {"clip_low_threshold": 1 - config.clip_epsilon, "clip_high_threshold": 1 + config.clip_epsilon}
-    return config_from(
-        config,
-        CodeConfig,
-        dataset=config.env,
-        test_dataset=config.test_env,
-        max_steps=config.num_rollouts,
-        loss_fn_config=clips,
-        **taught,
-    )
+    return config_from(config, CodeConfig, loss_fn_config=clips, **taught)
 
 
 @stage(writes="grader")
@@ -187,7 +165,7 @@ SOLVING_PROGRAMS = (
     .insert_after("assemble_rl_batch", When(is_penalised, kl_penalty))
 )
 PHASES = (
-    Phase("supervised", SUPERVISED, supervised, columns=("train_mean_nll",)),
+    Phase("supervised", SUPERVISED.replace("load_dataset", load_named_chats), supervised, columns=("train_mean_nll",)),
     Phase(
         "reinforcement",
         SOLVING_PROGRAMS,
@@ -209,14 +187,30 @@ PHASES = (
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything; also where no sandbox can be
     made."""
-    check_all(
+    check_training(
+        config,
         lambda: check_phases(PHASES, config),
-        lambda: code.load(config.env, config.test_env, config.test_size, config.seed),
+        lambda: check_data_sets(config),
         find_sandbox,
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
-        lambda: check_rate(config.learning_rate, config.model_name),
         lambda: check_rate(config.warm_learning_rate, config.model_name),
     )
+
+
+def check_data_sets(config: Config) -> None:
+    """Refuses chats or problems that cannot be had or have changed."""
+    with collecting() as problem:
+        for own in (planned.config for planned in plan_phases(PHASES, config)):
+            with problem:
+                if isinstance(own, WarmConfig):
+                    loaded = chats.load(own.dataset, seed=own.seed, revisions=revisions_in(own.log_path))
+                    check_data(own.log_path, own.dataset, loaded.sources, config.behavior_if_exists)
+                if isinstance(own, CodeConfig):
+                    revisions = revisions_in(own.log_path)
+                    problems = code.load(own.dataset, own.test_dataset, own.test_size, own.seed, revisions)
+                    check_data(own.log_path, own.dataset, problems.sources, config.behavior_if_exists)
+
+
+COOKBOOK_NAMES = {"num_rollouts": "max_steps"}
 
 
 async def main(config: Config) -> None:
@@ -227,8 +221,8 @@ async def main(config: Config) -> None:
 PRESETS = {
     # Functions of one line. The chats teach how an answer is written; half of their functions are wrong.
     "small": Config(
-        env="sample:small_functions",
-        test_env="sample:small_functions_test",
+        dataset="sample:small_functions",
+        test_dataset="sample:small_functions_test",
         model_name="smollm2",
         log_path="runs/code_rl_small",
         lora_rank=16,
@@ -240,7 +234,7 @@ PRESETS = {
         max_tokens=40,
         learning_rate=1e-4,
         num_epochs=4,
-        num_rollouts=40,
+        max_steps=40,
         ppo_epochs=1,
         eval_every=10,
         save_every=10,
