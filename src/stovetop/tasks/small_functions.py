@@ -5,7 +5,6 @@ they teach the form, and little of what is right. A test compares what is shippe
 """
 
 import json
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,20 +22,25 @@ _SEED = 0
 
 
 class Form(NamedTuple):
-    """Of a function: what is asked for, and the expression."""
+    """Of a function: what is asked for, and the expression; it is a x² + b x + c n + d n x of its argument."""
 
     asks: str
     writes: str
-    computes: Callable[[int, int], int]
+    coefficients: tuple[int, int, int, int]
+
+    def of(self, x: int, n: int) -> int:
+        """The value."""
+        a, b, c, d = self.coefficients
+        return a * x * x + b * x + c * n + d * n * x
 
 
 FORMS = (
-    Form("adds {n} to x", "x + {n}", lambda x, n: x + n),
-    Form("subtracts {n} from x", "x - {n}", lambda x, n: x - n),
-    Form("subtracts x from {n}", "{n} - x", lambda x, n: n - x),
-    Form("multiplies x by {n}", "x * {n}", lambda x, n: x * n),
-    Form("squares x and adds {n}", "x * x + {n}", lambda x, n: x * x + n),
-    Form("doubles x and subtracts {n}", "2 * x - {n}", lambda x, n: 2 * x - n),
+    Form("adds {n} to x", "x + {n}", (0, 1, 1, 0)),
+    Form("subtracts {n} from x", "x - {n}", (0, 1, -1, 0)),
+    Form("subtracts x from {n}", "{n} - x", (0, -1, 1, 0)),
+    Form("multiplies x by {n}", "x * {n}", (0, 0, 0, 1)),
+    Form("squares x and adds {n}", "x * x + {n}", (1, 0, 1, 0)),
+    Form("doubles x and subtracts {n}", "2 * x - {n}", (0, 2, -1, 0)),
 )
 
 
@@ -65,7 +69,7 @@ def _chat(form: Form, n: int, random: np.random.Generator) -> Row:
 
 def _row(form: Form, n: int) -> Row:
     tests = [
-        {"input": str(x), "output": str(form.computes(x, n)), "testtype": "functional", "metadata": {"func_name": "f"}}
+        {"input": str(x), "output": str(form.of(x, n)), "testtype": "functional", "metadata": {"func_name": "f"}}
         for x in ARGUMENTS
     ]
     return {
