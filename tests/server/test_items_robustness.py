@@ -14,6 +14,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2
 
 from stovetop.backends import recording
+from stovetop.server import protocol
 
 
 class Raw:
@@ -232,6 +233,55 @@ def test_item_41_a_session_finishes_once_and_its_heart_beats_no_more(server: Run
         assert http.post("session_heartbeat", json={"session_id": session}).status_code == 410
         made = {"session_id": session, "model_seq_id": 0, "base_model": MODELS[0]}
         assert http.post("create_model", json=made).status_code == 410
+
+
+def test_item_6_and_37_what_takes_longer_than_a_question_is_held_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HOLD_S", 0.05)
+    slow = partial(open_recording, latency_s=lambda verb: 0.25 if verb == "forward_backward" else 0.0)
+    with running(tmp_path, slow) as server, server.http() as http:
+        raw = Raw(http)
+        submitted = raw.learn(1).json()
+        waits = http.post("retrieve_future", json={"request_id": submitted["request_id"]})
+        assert waits.status_code == 408
+        assert waits.json()["queue_state"] == "active"
+        with server.sdk() as sdk:
+            assert made(sdk).forward_backward([datum()], "cross_entropy").result().metrics
+
+
+def test_owners_see_only_what_is_theirs_and_what_is_not_reads_like_what_is_not_there(tmp_path: Path) -> None:
+    def owner_of(key: str | None) -> str:
+        return str(key).removeprefix("tml-")
+
+    with (
+        running(tmp_path, owner_of=owner_of) as server,
+        server.http("tml-alice") as alice,
+        server.http("tml-bob") as bob,
+    ):
+        raw = Raw(alice)
+        made = {"session_id": raw.session, "sampling_session_seq_id": 5, "base_model": MODELS[0]}
+        sampler = alice.post("create_sampling_session", json=made).json()["sampling_session_id"]
+        saved = alice.post("save_weights", json={"model_id": raw.model_id, "seq_id": 1, "path": "hers"}).json()
+        path = raw.result(saved)["path"]
+        adam = {"seq_id": 2, "adam_params": {}}
+        questions = [
+            ("optim_step", {"model_id": raw.model_id, **adam}, {"model_id": "none:train:0", **adam}),
+            ("get_info", {"model_id": raw.model_id}, {"model_id": "none:train:0"}),
+            ("session_heartbeat", {"session_id": raw.session}, {"session_id": "none"}),
+            ("retrieve_future", {"request_id": f"{raw.model_id}:1"}, {"request_id": "none:train:0:1"}),
+        ]
+        for verb, hers, nothing in questions:
+            answers = [bob.post(verb, json=body) for body in (hers, nothing)]
+            assert [answer.status_code for answer in answers] == [404, 404]
+            (name, hers_named), (_, none_named) = next(iter(hers.items())), next(iter(nothing.items()))
+            said = answers[0].json()["detail"].replace(str(hers_named), str(none_named))
+            assert said == answers[1].json()["detail"], name
+        assert bob.get(f"samplers/{sampler}").status_code == 404
+        own = bob.post("create_session", json={}).json()["session_id"]
+        stolen = {"session_id": own, "model_seq_id": 0, "path": path, "optimizer": True}
+        assert bob.post("load_weights", json=stolen).status_code == 404
+        assert bob.post("create_model", json={**made, "model_seq_id": 7}).status_code == 404
 
 
 def test_item_45_a_step_whose_numbers_are_not_finite_is_answered_in_json_that_the_sdk_reads(tmp_path: Path) -> None:

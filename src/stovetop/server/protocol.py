@@ -264,7 +264,10 @@ async def get_sampler(parts: Parts, asked: Asked) -> Answer:
 
 async def asample(parts: Parts, asked: Asked) -> Answer:
     def begin() -> Request:
-        return parts.samplers.sample(asked.read(bodies.Sample), digest_of(asked.body), asked.owner)
+        body = asked.read(bodies.Sample)
+        sampler = parts.samplers.find(body.sampling_session_id, asked.owner)
+        parts.sessions.at_work(sampler.session_id, asked.owner)
+        return parts.samplers.sample(body, digest_of(asked.body), asked.owner)
 
     return as_json((await in_thread(begin)).submitted())
 

@@ -53,6 +53,8 @@ class Parts:
 def recover(service: InProcessServiceClient, journal: Journal, storage: Path, end: Callable[[], object]) -> Parts:
     """All parts, as the journal has them. Takes as long as the replay; raises where that cannot be done. `end` ends the
     process when an engine has died."""
+    for model in service.get_server_capabilities().supported_models:
+        service.create_sampling_client(base_model=model.model_name).result()  # it is loaded, or it says why not
     folders = Folders(storage)
     checkpoints = Checkpoints(journal.rows(CheckpointRow), folders)
     requests = Requests(journal, lambda: service.failed is not None, end)

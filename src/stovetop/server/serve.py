@@ -6,12 +6,14 @@ what it promises cannot be kept any more: its journal cannot be written, or an e
 there when it starts again.
 """
 
+import asyncio
 import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ from stovetop.server.uploads import UploadLimits
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 70  # EX_SOFTWARE: start it again
+MAX_THREADS = 64  # that wait or decode; a bound, not a tuned number
 BACKLOG = 4096  # connections that the system may hold before they are accepted
 STOP_S = 3.0  # for requests that are under way
 SWEEP_EVERY_S = 10.0
@@ -108,13 +111,18 @@ class Server:
 
     @contextmanager
     def _listens(self) -> Generator[None]:
-        thread = threading.Thread(target=self._http.run, args=([self._listening],), name="http", daemon=True)
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve_http()), name="http", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._shut()
             thread.join()
+
+    async def _serve_http(self) -> None:
+        """Calls of clients may wait for a model that is made behind a long queue: none keeps another from a thread."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="call"))
+        await self._http.serve(sockets=[self._listening])
 
     def _shut(self) -> None:
         """Lets nothing in any more, and ends what waits for results."""
