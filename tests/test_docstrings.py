@@ -21,6 +21,7 @@ DOCUMENTED = (
     "client.py",
     "completers.py",
     "distillation",
+    "evaluation",
     "evaluators.py",
     "hyperparams.py",
     "kitchen",

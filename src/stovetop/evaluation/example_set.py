@@ -90,6 +90,7 @@ class Evaluation:
 
     @property
     def num_examples(self) -> int:
+        """Each once, with however many seeds."""
         return len({row.id for row in self.rows})
 
     @property

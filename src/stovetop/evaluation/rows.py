@@ -44,6 +44,7 @@ class ExampleRow:
 
     @property
     def key(self) -> RowKey:
+        """What no other row of the set has."""
         return RowKey(self.id, self.seed)
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stovetop.completers import StopCondition
 from stovetop.concurrency import in_thread
@@ -70,11 +70,11 @@ def is_gym(dataset: str) -> bool:
     return dataset.startswith(PREFIX)
 
 
-class GymRows:
+class GymRows(NamedTuple):
     """What is trained and tested on."""
 
-    def __init__(self, task: GymTask, loaded: Loaded[Row]) -> None:
-        self.task, self.loaded = task, loaded
+    task: GymTask
+    loaded: Loaded[Row]
 
 
 def load_gym(dataset: str, test_size: int = 0, seed: int = 0) -> GymRows:
