@@ -15,8 +15,6 @@ from stovetop.recipes.students import DistillationConfig
 from stovetop.rl.problem_env import answer_builders
 from stovetop.tasks import chats
 
-NUM_ANSWERS = 2  # to each held-out prompt
-
 
 async def on_policy(folder: Path, seed: int) -> dict[str, float]:
     """`right_...`: the share of tickets that are right, of the teacher, and of the student before and after."""
@@ -54,7 +52,7 @@ async def _right(config: DistillationConfig, dataset: str, weights: Mapping[str,
     ]
 
     async def right(client: SamplingClient) -> float:
-        groups = answer_builders(rows, own_renderer(client), NUM_ANSWERS)
+        groups = answer_builders(rows, own_renderer(client), group_size=1)
         return (await played(client, groups, config.max_tokens))["env/all/correct"]
 
     with stovetop.ServiceClient(storage=config.log_path, **config.engine_options()) as service:

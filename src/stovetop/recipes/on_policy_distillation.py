@@ -118,24 +118,25 @@ async def main(config: Config) -> None:
 
 
 PRESETS = {
+    # Each chat has two examples, so that the student's first answers have some tokens that its teacher would write too.
     "small": Config(
         model_name="smollm2",
         teacher_model_name="smollm2",
+        dtype="bfloat16",
         log_path="runs/on_policy_distillation_small",
         dataset="sample:tickets",
         teacher_dataset="sample:tickets",
         test_size=32,
-        teacher_learning_rate=5e-4,
-        teacher_batch_size=32,
+        teacher_learning_rate=1e-3,
+        teacher_batch_size=8,
         groups_per_batch=4,
-        max_tokens=10,
+        max_tokens=12,
         learning_rate=1e-3,
         centres_teacher_kl=True,
-        num_epochs=2,
-        max_steps=20,
+        max_steps=10,
         lora_rank=16,
         train_unembed=False,
-        eval_every=10,
+        eval_every=5,
     )
 }
 
