@@ -183,3 +183,12 @@ def test_no_other_name_is_that_of_a_field_in_vain() -> None:
         recipe = load_recipe(name)
         assert {field.name for field in fields_of(recipe)} >= set(cookbook_names_of(recipe).values())
     assert not every & NOT_HERE.keys()
+
+
+def test_what_no_run_can_change_is_not_said_to_be_changeable() -> None:
+    """The phases of rlhf have rates of their own; the whole has no lr_schedule, by which a run could be made longer."""
+    may_change = {
+        name: {each.name: each.may_change for each in config_fields(load_recipe(name).Config)} for name in RECIPES
+    }
+    assert may_change["rlhf"]["max_steps"] == ""
+    assert may_change["sl_basic"]["max_steps"] == "while lr_schedule=constant"

@@ -15,7 +15,7 @@ RECIPES = {
     "rl_loop": Recipe("stovetop.recipes.rl_loop", "Reinforcement learning on checkable answers, likewise"),
     "sl_basic": Recipe("stovetop.recipes.sl_basic", "Supervised fine-tuning on chats, as a workflow"),
     "chat_sl": Recipe(
-        "stovetop.recipes.chat_sl", "Supervised fine-tuning on chats by name, solving problems meanwhile"
+        "stovetop.recipes.chat_sl", "Supervised fine-tuning on chats by name, evaluated on public sets meanwhile"
     ),
     "rl_basic": Recipe("stovetop.recipes.rl_basic", "Reinforcement learning on school mathematics, as a workflow"),
     "math_rl": Recipe("stovetop.recipes.math_rl", "Reinforcement learning on mathematics, by data set"),

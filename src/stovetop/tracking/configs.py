@@ -83,9 +83,13 @@ HOW_LONG = {_KEY: Changeable(("lr_schedule", "constant"))}  # any other schedule
 
 
 def changeable_fields(config_class: "type[DataclassInstance]") -> dict[str, Changeable]:
-    """The fields of which a resumed run may have another value."""
-    fields = dataclasses.fields(config_class)
-    return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
+    """The fields of which a resumed run may have another value, always or while another field has a value. Where the
+    config has no such other field, that is never."""
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    found: dict[str, Changeable] = {
+        name: field.metadata[_KEY] for name, field in fields.items() if _KEY in field.metadata
+    }
+    return {name: when for name, when in found.items() if when.only_while is None or when.only_while[0] in fields}
 
 
 def _to_json(value: object, where: str) -> "JsonValue":
