@@ -7,6 +7,7 @@ A grading here is one test of a program that prints the sum of two numbers.
 
 import argparse
 import os
+import resource
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,10 @@ def main() -> None:
     print(f"{os.cpu_count()} processors, as {who}, bubblewrap {'.'.join(map(str, sandbox.bwrap.version))}")
     print(f"a sandbox and a program that does nothing: {1000 * start_s(sandbox):.0f} ms (median of 20)")
     for at_once in arguments.at_once:
-        print(f"{at_once:3} at once: {gradings_a_second(sandbox, at_once, arguments.seconds):.1f} gradings/s")
+        before_s = processor_s()
+        number, seconds = gradings(sandbox, at_once, arguments.seconds)
+        each_ms = 1000 * (processor_s() - before_s) / number
+        print(f"{at_once:3} at once: {number / seconds:.1f} gradings/s, {each_ms:.0f} ms of a processor each")
 
 
 def start_s(sandbox: BubblewrapSandbox) -> float:
@@ -42,7 +46,8 @@ def start_s(sandbox: BubblewrapSandbox) -> float:
     return statistics.median(times_s)
 
 
-def gradings_a_second(sandbox: BubblewrapSandbox, at_once: int, seconds: float) -> float:
+def gradings(sandbox: BubblewrapSandbox, at_once: int, seconds: float) -> tuple[int, float]:
+    """How many there were, and in how many seconds."""
     grader = CodeGrader(sandbox, max_at_once=at_once)
     latest_s = time.perf_counter() + seconds
 
@@ -56,7 +61,13 @@ def gradings_a_second(sandbox: BubblewrapSandbox, at_once: int, seconds: float) 
     begin_s = time.perf_counter()
     with ThreadPoolExecutor(at_once) as threads:
         number = sum(threads.map(grades, range(at_once)))
-    return number / (time.perf_counter() - begin_s)
+    return number, time.perf_counter() - begin_s
+
+
+def processor_s() -> float:
+    """Of this process and of all that it has waited for: it does not depend on what else the machine does."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 if __name__ == "__main__":
