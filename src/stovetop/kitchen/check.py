@@ -273,7 +273,7 @@ def _depth_problems(stages: Sequence[Placed], loop: Loop, values: Mapping[str, o
     """Of a depth that is a number: stages that correct for it, and save what a resumed run needs, go by another one."""
     own, depth = "max_steps_off_policy", loop.depth
     readers = [each.stage for each in stages if own in each.stage.reads]
-    if not values or not readers or not isinstance(depth, int):
+    if not values or not readers or not isinstance(depth, int) or depth < 1:
         return
     default = inspect.signature(readers[0].function).parameters[own].default
     name = readers[0].reads[own]

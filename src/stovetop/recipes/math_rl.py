@@ -4,8 +4,7 @@ The workflow REINFORCEMENT, with a penalty on the distance to the start if `kl_p
     stovetop run math_rl                               sums of two numbers up to 100, and a model from the hub
     stovetop run math_rl dataset=math max_tokens=512   competition mathematics, answered in \boxed{}
     stovetop run math_rl:small                         without a network, in minutes
-    stovetop run math_rl env=reasoning_gym:chain_sum,max_terms=3 max_tokens=64
-                                                       problems that reasoning-gym makes and scores
+    stovetop run math_rl dataset=reasoning_gym:chain_sum,max_terms=3 max_tokens=64   made and scored by reasoning-gym
 
 `loss_fn=ppo num_substeps=4` makes four clipped updates of a batch, each on a part; `max_steps_off_policy=1` samples the
 next batch while this one is trained on. `kitchen.edits` has more: `as_ppo(WORKFLOW)` passes over each batch several
