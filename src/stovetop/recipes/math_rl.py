@@ -101,24 +101,23 @@ async def train(config: Config, service: ServiceClient) -> None:
 
 
 PRESETS = {
-    # Which of two numbers is larger: at first it talks at length, and rarely says one of the two at once.
+    # Which of two numbers is larger, after an example of a short answer: at first it talks, or names the smaller.
     "small": Config(
         dataset="sample:compared_numbers",
         test_size=64,
         answers="number",
-        few_shot=False,
+        few_shot=True,
         model_name="smollm2",
         log_path="runs/math_rl_small",
         groups_per_batch=8,
         group_size=8,
         max_tokens=8,
         learning_rate=2e-4,
-        num_epochs=4,
-        max_steps=40,
+        max_steps=24,
         lora_rank=16,
         train_unembed=False,
-        eval_every=10,
-        save_every=10,
+        eval_every=8,
+        save_every=8,
     ),
 }
 
