@@ -216,7 +216,12 @@ def test_ctrl_c_ends_a_program_with_a_real_model_soon_and_without_an_abort(
 
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
-SETS_SIGNALS = {"cli/interrupts.py", "rl/worker_process.py"}  # the command line's own process, and processes of ours
+SETS_SIGNALS = {  # the command line's own process, and processes of ours
+    "cli/interrupts.py",
+    "cli/serve.py",
+    "rl/worker_process.py",
+    "tasks/sandbox/launcher.py",
+}
 
 
 def test_the_library_installs_no_signal_handler_and_no_exit_hook_of_its_own() -> None:
