@@ -8,8 +8,9 @@ from stovetop.errors import InvalidRequest
 from stovetop.tracking.plots import Line, mean_of_last, plot_lines
 
 
-def test_a_plot_is_a_png_and_leaves_pyplot_alone(tmp_path: Path):
+def test_a_plot_is_a_png_and_leaves_pyplot_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # half a second: matplotlib is imported
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # another test's library may have wanted it
     line = Line("reward", [0, 1, 2], [0.1, float("nan"), 0.3])
     path = plot_lines(
         tmp_path / "plots" / "reward.png", [line, line], title="Reward", x_label="step", y_label="mean", running_mean=2

@@ -79,7 +79,7 @@ class RequestRow:
     seq: int  # 0 made the model
     kind: str
     digest: bytes  # of the body
-    body: bytes | None  # zstd; None once a snapshot covers it
+    body: bytes | None  # zlib; None once a snapshot covers it
     attempts: int = 0  # replays that were begun and not finished
 
 

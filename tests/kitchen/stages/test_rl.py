@@ -282,8 +282,8 @@ def test_ppo_update_makes_several_updates_and_gives_the_logprobs_of_before_the_f
 
 
 def test_ppo_update_may_make_each_pass_in_parts(client: TrainingClient, praised_D: list[Datum], run: Run) -> None:
-    row, updates = Row(4), rl.make_ppo_loss(temperature=0.7, ppo_epochs=3)
-    asyncio.run(rl.ppo_update(client, praised_D, ADAM, updates, row, run, num_substeps=2))
+    row, updates = Row(4), rl.make_ppo_loss(temperature=0.7, ppo_epochs=3, num_substeps=2)
+    asyncio.run(rl.ppo_update(client, praised_D, ADAM, updates, row, run))
     assert row.values["optim/num_updates"] == 6
 
 
@@ -300,7 +300,7 @@ def test_compute_post_kl_measures_how_far_an_update_went(
 
 
 def test_make_ppo_loss_refuses_what_is_no_limit_of_ratios() -> None:
-    assert rl.make_ppo_loss() == rl.ProximalUpdates(rl.PPO(), 4)
+    assert rl.make_ppo_loss() == rl.ProximalUpdates(rl.PPO(), 4, 1)
     with pytest.raises(InvalidRequest, match="clip_hi"):
         rl.make_ppo_loss({"clip_hi": 1.5})
 

@@ -139,10 +139,11 @@ def make_policy_loss(
 
 
 class ProximalUpdates(NamedTuple):
-    """How often each batch is trained on, and with which limits of the ratios."""
+    """How often each batch is trained on, in how many updates each time, and with which limits of the ratios."""
 
     loss: PPO
     num_epochs: int
+    num_substeps: int
 
 
 @stage(writes="proximal_updates")
@@ -150,11 +151,13 @@ def make_ppo_loss(
     loss_fn_config: dict[str, float] | None = None,
     temperature: float = 1.0,
     ppo_epochs: Annotated[int, Whole(1)] = 4,
+    num_substeps: Annotated[int, Whole(1)] = 1,
 ) -> ProximalUpdates:
-    """The clipped loss, at the temperature that answers are sampled with, and the number of passes over each batch."""
+    """The clipped loss, at the temperature that answers are sampled with, the number of passes over each batch and of
+    updates in a pass."""
     loss = parse_loss(PPO.name, {**(loss_fn_config or {}), "temperature": temperature})
     assert isinstance(loss, PPO)
-    return ProximalUpdates(loss, ppo_epochs)
+    return ProximalUpdates(loss, ppo_epochs, num_substeps)
 
 
 # ---- judge -----------------------------------------------------------------------------------------------------------
@@ -280,11 +283,10 @@ async def ppo_update(
     proximal_updates: ProximalUpdates,
     row: Row,
     run: Run,
-    num_substeps: int = 1,
 ) -> list[TensorData]:
-    """Several passes over the same data, each of `num_substeps` updates, with ratios to the logprobs that it was
+    """Several passes over the same data, each of one update or of several, with ratios to the logprobs that it was
     sampled with. Returns those of before the first."""
-    loss, num_epochs = proximal_updates
+    loss, num_epochs, num_substeps = proximal_updates
     passes = await steps.ppo_update(
         data_D,
         training_client,
