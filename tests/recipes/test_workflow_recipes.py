@@ -82,7 +82,7 @@ def test_it_runs_three_steps_without_a_network_and_its_directory_says_of_what(re
 
 
 @pytest.mark.parametrize(
-    "recipe", [pytest.param(name, marks=[] if name == "rl_basic" else [pytest.mark.slow]) for name in RECIPES]
+    "recipe", [pytest.param(name, marks=[] if name == "rl_basic" else [pytest.mark.slow], id=name) for name in MODULES]
 )
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_would_have_been(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
