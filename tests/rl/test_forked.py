@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 
@@ -37,4 +38,15 @@ def test_a_copy_that_ends_without_an_answer_is_told_from_one_that_answers() -> N
     num_files = len(os.listdir("/dev/fd"))
     with pytest.raises(WorkerDied, match="dies"):
         in_a_copy(dies)
+    assert len(os.listdir("/dev/fd")) == num_files
+
+
+def test_no_file_stays_open_where_no_copy_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses() -> int:
+        raise BlockingIOError(errno.EAGAIN, "too many processes")
+
+    monkeypatch.setattr(os, "fork", refuses)
+    num_files = len(os.listdir("/dev/fd"))
+    with pytest.raises(BlockingIOError, match="too many processes"):
+        in_a_copy(is_above, 4, 3)
     assert len(os.listdir("/dev/fd")) == num_files
