@@ -19,6 +19,7 @@ from stovetop.tasks.sandbox import BubblewrapSandbox, Limits, find_sandbox
 from stovetop.tasks.sandbox import bubblewrap as module
 from stovetop.tasks.sandbox.bubblewrap import Bwrap, try_out
 from stovetop.tasks.sandbox.causes import known_cause
+from stovetop.tasks.sandbox.channels import Channels
 from stovetop.tasks.sandbox.interpreter import Interpreter, this_interpreter
 from stovetop.tasks.sandbox.seccomp import REFUSED, filter_for
 from tasks.sandboxes import the_sandbox
@@ -105,6 +106,21 @@ def test_a_sandbox_that_does_not_start_says_why_and_gives_no_result():
     broken = BubblewrapSandbox(the_sandbox().bwrap, Interpreter(Path("/no/python"), (), (), ()))
     with pytest.raises(SandboxError, match=r"did not start: .*bwrap"):
         broken.run({}, ["python"])
+
+
+def test_no_file_stays_open_where_not_all_pipes_can_be_made(monkeypatch: pytest.MonkeyPatch):
+    made = iter([os.pipe(), os.pipe()])
+
+    def pipe() -> tuple[int, int]:
+        if (ends := next(made, None)) is None:
+            raise OSError(errno.EMFILE, "too many open files")
+        return ends
+
+    num_files = len(os.listdir("/dev/fd")) - 4
+    monkeypatch.setattr(os, "pipe", pipe)
+    with pytest.raises(OSError, match="too many open files"):
+        Channels(Limits())
+    assert len(os.listdir("/dev/fd")) == num_files
 
 
 def test_a_sandbox_that_is_ended_from_outside_gives_no_result(tmp_path: Path):

@@ -1,11 +1,12 @@
-"""What comes out of a sandbox: four pipes, read at once, until their ends, a limit, or the time is over; and a fifth,
-the lifeline: when its end here is closed, be it because this process died, all that is in the sandbox ends.
+"""What comes out of a sandbox: four pipes, all read together until they end, a limit is reached or the time is over.
+A fifth, the lifeline, is never written to: when this process closes its end, or dies, everything in the sandbox ends.
 """
 
 import json
 import os
 import selectors
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -22,14 +23,24 @@ class Pipe:
     write_fd: int
     content: bytearray = field(default_factory=bytearray)
 
+    def close_write_end(self) -> None:
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        self.close_write_end()
+
 
 class Channels:
     """`stdout`, `stderr` and `answer` are written by a program; `report` by the launcher alone."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.stdout, self.stderr, self.answer, self.report = (Pipe(*os.pipe()) for _ in range(4))
-        self.lifeline = Pipe(*os.pipe())
+        with ExitStack() as opened:  # where the system has no more files, those before are closed
+            self.stdout, self.stderr, self.answer, self.report, self.lifeline = (_pipe(opened) for _ in range(5))
+            self._opened = opened.pop_all()
         self._pipes = (self.stdout, self.stderr, self.answer, self.report)
         self._started_s: float | None = None
 
@@ -37,20 +48,18 @@ class Channels:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in (*self._pipes, self.lifeline):
-            os.close(pipe.read_fd)
-            _close_write_end(pipe)
+        self._opened.close()
 
     def read_until_end(self, start_timeout_s: float) -> Completed:
         """Call it when the process was started that has the other ends."""
         for pipe in self._pipes:
-            _close_write_end(pipe)
+            pipe.close_write_end()
         with selectors.DefaultSelector() as selector:
             for pipe in self._pipes:
                 selector.register(pipe.read_fd, selectors.EVENT_READ, pipe)
             ended_by = self._read(selector, time.monotonic() + start_timeout_s)
             if ended_by is not None:
-                _close_write_end(self.lifeline)
+                self.lifeline.close_write_end()
                 self._discard(selector)
         return self._completed(ended_by, start_timeout_s)
 
@@ -98,7 +107,7 @@ class Channels:
         return Completed(report.get("exit_code"), stdout, stderr, answer, report.get("limit"), report["seconds"])
 
 
-def _close_write_end(pipe: Pipe) -> None:
-    if pipe.write_fd >= 0:
-        os.close(pipe.write_fd)
-        pipe.write_fd = -1
+def _pipe(opened: ExitStack) -> Pipe:
+    pipe = Pipe(*os.pipe())
+    opened.callback(pipe.close)
+    return pipe
