@@ -20,7 +20,7 @@ from stovetop.rl.rollouts import ErrorPolicy, MinViableGroup, RetryOnFailure, Ro
 from stovetop.tasks.code import CodeProblem, CodeTest
 from stovetop.tasks.code_grading import CodeGrader, CodingProblem, same_tokens, same_value
 from stovetop.tasks.inside.plain_data import decoded, encoded
-from stovetop.tasks.sandbox import Completed, Limits, Sandbox
+from stovetop.tasks.sandbox import DEFAULT_LIMITS, Completed, Limits, Sandbox
 from stovetop.types import ModelInput
 from tasks.sandboxes import the_sandbox
 
@@ -175,8 +175,8 @@ class FailingSandbox:
         self._lock = threading.Lock()
 
     def run(
-        self, files: Mapping[str, bytes], command: Sequence[str], limits: Limits = Limits(), stdin: bytes = b""  # noqa: B008
-    ) -> Completed:  # fmt: skip
+        self, files: Mapping[str, bytes], command: Sequence[str], limits: Limits = DEFAULT_LIMITS, stdin: bytes = b""
+    ) -> Completed:
         with self._lock:
             self.running += 1
             self.most = max(self.most, self.running)
