@@ -22,7 +22,7 @@ from stovetop.tasks.sandbox.causes import known_cause
 from stovetop.tasks.sandbox.channels import Channels
 from stovetop.tasks.sandbox.interpreter import Interpreter, this_interpreter
 from stovetop.tasks.sandbox.seccomp import REFUSED, filter_for
-from tasks.sandboxes import the_sandbox
+from tasks.sandboxes import processes_with, the_sandbox
 
 
 def test_a_program_reads_its_input_and_its_files_and_writes_to_three_places():
@@ -124,12 +124,12 @@ def test_no_file_stays_open_where_not_all_pipes_can_be_made(monkeypatch: pytest.
 
 
 def test_a_sandbox_that_is_ended_from_outside_gives_no_result(tmp_path: Path):
-    mark = str(tmp_path)
+    mark = f"m.py\0{tmp_path}"
     with ThreadPoolExecutor(1) as threads:
         program = {"m.py": b"import time; time.sleep(20)"}
-        running = threads.submit(the_sandbox().run, program, ["python", "m.py", mark], Limits(time_s=20))
-        _wait_until(lambda: _num_with(f"m.py\0{mark}") == 1)
-        folder = next(path.parent for path in _command_lines() if f"m.py\0{mark}" in _text(path))
+        running = threads.submit(the_sandbox().run, program, ["python", "m.py", str(tmp_path)], Limits(time_s=20))
+        _wait_until(lambda: len(processes_with(mark)) == 1)
+        (folder,) = processes_with(mark)
         launcher = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         os.kill(launcher, signal.SIGKILL)
         with pytest.raises(SandboxError, match="ended before its program"):
@@ -147,24 +147,9 @@ def test_a_program_does_not_outlive_the_process_that_ran_it(tmp_path: Path):
     the_sandbox()  # or the test is skipped
     with started(str(script)) as (process, first):
         assert first == "ready\n"
-        _wait_until(lambda: _num_with(f"m.py\0{tmp_path}") == 1)
+        _wait_until(lambda: len(processes_with(f"m.py\0{tmp_path}")) == 1)
         process.kill()
-        _wait_until(lambda: _num_with(f"m.py\0{tmp_path}") == 0)
-
-
-def _command_lines() -> list[Path]:
-    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if _text(path)]
-
-
-def _num_with(mark: str) -> int:
-    return sum(mark in _text(path) for path in _command_lines())
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""  # it has ended
+        _wait_until(lambda: processes_with(f"m.py\0{tmp_path}") == [])
 
 
 def _wait_until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:

@@ -6,7 +6,6 @@ import os
 import platform
 import textwrap
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import pytest
 
 from stovetop.tasks.sandbox import Completed, Ending, Limits
 from stovetop.tasks.sandbox.seccomp import REFUSED
-from tasks.sandboxes import the_sandbox
+from tasks.sandboxes import processes_with, the_sandbox
 
 LIMITS = Limits(time_s=5.0, num_processes=4, memory_bytes=256 << 20, disk_bytes=4 << 20, num_files=200)
 
@@ -192,7 +191,7 @@ ALONE = [
     Attack("opens pipes without end", "while True: os.pipe()", "OSError 24"),
 ]
 
-TOGETHER = [*SEES, *CHANGES, *REACHES, *ATTACKS_PROCESSES]  # in one sandbox, to save the time to make ninety
+TOGETHER = [*SEES, *CHANGES, *REACHES, *ATTACKS_PROCESSES]  # in one sandbox, to save the time to make seventy
 
 
 @pytest.fixture(scope="module")
@@ -289,15 +288,7 @@ def test_no_process_is_left_behind(program: str, tmp_path: Path):
     completed = the_sandbox().run({"attack.py": source.encode()}, ["python", "attack.py", mark], LIMITS)
     assert completed.exit_code == 0, completed
     assert time.monotonic() - start_s < 4.0
-    assert _processes_with(mark) == []
-
-
-def _processes_with(mark: str) -> list[str]:
-    found: list[str] = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended
-            found += [str(path)] if mark.encode() in path.read_bytes() else []
-    return found
+    assert processes_with(mark) == []
 
 
 def test_a_program_that_is_killed_in_its_time_leaves_nothing_either(tmp_path: Path):
@@ -305,7 +296,7 @@ def test_a_program_that_is_killed_in_its_time_leaves_nothing_either(tmp_path: Pa
     source = b"import os, time\nos.fork()\nos.setsid() if os.getpid() != 2 else 0\ntime.sleep(60)"
     completed = the_sandbox().run({"attack.py": source}, ["python", "attack.py", mark], Limits(time_s=0.2))
     assert completed.ended_by == "time"
-    assert _processes_with(mark) == []
+    assert processes_with(mark) == []
 
 
 def test_a_program_finds_nothing_of_the_one_before():
