@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -75,27 +75,21 @@ class BubblewrapSandbox:
         job = {
             "files": {_checked_name(name): content.decode("latin-1") for name, content in files.items()},
             "command": _checked_command(command),
-            "limits": {name: getattr(limits, name) for name in limits.__dataclass_fields__},
+            "limits": asdict(limits),
         }
         with ExitStack() as opened:
-            given = [
-                opened.enter_context(_in_memory(content))
+            stdin_fd, job_fd, filter_fd = (
+                opened.enter_context(_in_memory(content)).fileno()
                 for content in (stdin, json.dumps(job).encode(), filter_for(platform.machine()))
-            ]
-            channels = opened.enter_context(Channels(limits))
-            numbers = (
-                given[1].fileno(),
-                channels.report.write_fd,
-                channels.lifeline.read_fd,
-                channels.answer.write_fd,
             )
-            filter_fd = given[2].fileno()
+            channels = opened.enter_context(Channels(limits))
+            launcher_fds = (job_fd, channels.report.write_fd, channels.lifeline.read_fd, channels.answer.write_fd)
             process = subprocess.Popen(
-                self.arguments(limits, filter_fd, *map(str, numbers)),
-                stdin=given[0].fileno(),
+                self.arguments(limits, filter_fd, *launcher_fds),
+                stdin=stdin_fd,
                 stdout=channels.stdout.write_fd,
                 stderr=channels.stderr.write_fd,
-                pass_fds=(*numbers, filter_fd),
+                pass_fds=(*launcher_fds, filter_fd),
                 env={},
                 start_new_session=True,  # Ctrl-C is for us
             )
@@ -105,8 +99,8 @@ class BubblewrapSandbox:
                 finally:
                     process.kill()
 
-    def arguments(self, limits: Limits, filter_fd: int, *numbers: str) -> list[str]:
-        """The command line: bubblewrap, the interpreter, the launcher. `numbers` are those of open files."""
+    def arguments(self, limits: Limits, filter_fd: int, *launcher_fds: int) -> list[str]:
+        """The command line: bubblewrap, the interpreter, the launcher and the file descriptors that it is given."""
         executable = str(self.interpreter.executable)
         inner = [
             str(self.bwrap.path),
@@ -120,7 +114,7 @@ class BubblewrapSandbox:
             *("--size", str(limits.disk_bytes), "--tmpfs", FOLDER),
             *(("--bind", str(self.kept), KEPT) if self.kept is not None else ()),
             *("--remount-ro", "/", "--chdir", FOLDER, "--seccomp", str(filter_fd), "--"),
-            *(executable, "-I", "-S", "-c", _LAUNCHER, *numbers),
+            *(executable, "-I", "-S", "-c", _LAUNCHER, *map(str, launcher_fds)),
         ]  # fmt: skip
         if os.geteuid() != 0:
             return inner
@@ -165,7 +159,7 @@ def _checked_command(command: Sequence[str]) -> list[str]:
 
 
 def _in_memory(content: bytes) -> FileIO:
-    """A file to read, whose content no process can change: it has another number to write to, which is closed."""
+    """A file to read, whose content no process can change: the descriptor that could write to it is closed."""
     with open(os.memfd_create("stovetop"), "wb") as file:
         file.write(content)
         file.flush()
