@@ -1,4 +1,5 @@
-"""What grading programs costs on this machine: the start of a sandbox, and gradings a second, so many at once.
+"""What grading programs costs on this machine: the time to start a sandbox, and gradings a second, one alone and
+several at once, with the CPU time of each.
 
     python benchmarks/grading.py
 
@@ -30,10 +31,10 @@ def main() -> None:
     print(f"{os.cpu_count()} processors, as {who}, bubblewrap {'.'.join(map(str, sandbox.bwrap.version))}")
     print(f"a sandbox and a program that does nothing: {1000 * start_s(sandbox):.0f} ms (median of 20)")
     for at_once in arguments.at_once:
-        before_s = processor_s()
+        before_s = cpu_s()
         number, seconds = gradings(sandbox, at_once, arguments.seconds)
-        each_ms = 1000 * (processor_s() - before_s) / number
-        print(f"{at_once:3} at once: {number / seconds:.1f} gradings/s, {each_ms:.0f} ms of a processor each")
+        each_ms = 1000 * (cpu_s() - before_s) / number
+        print(f"{at_once:3} at once: {number / seconds:.1f} gradings/s, {each_ms:.0f} ms of CPU time each")
 
 
 def start_s(sandbox: BubblewrapSandbox) -> float:
@@ -64,7 +65,7 @@ def gradings(sandbox: BubblewrapSandbox, at_once: int, seconds: float) -> tuple[
     return number, time.perf_counter() - begin_s
 
 
-def processor_s() -> float:
+def cpu_s() -> float:
     """Of this process and of all that it has waited for: it does not depend on what else the machine does."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)

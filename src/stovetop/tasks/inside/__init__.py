@@ -1,3 +1,3 @@
-"""What runs inside a sandbox beside programs that nobody has read: files that are sent there as text, with nothing but
-the standard library. What they say is as little to be trusted as the program that they share a process with.
+"""Our own code inside sandboxes: files that are sent there as text, and need nothing but the standard library. `runner`
+shares a process with an untrusted program, so what it says is trusted as little; `judge` has a sandbox without one.
 """

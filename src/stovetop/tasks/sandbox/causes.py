@@ -40,7 +40,7 @@ _SETTINGS = (
     ),
 )
 _CONTAINER = (
-    "this is a container, which keeps programs from making namespaces unless it is told otherwise, start it with "
+    "If this is a container, which keeps programs from making namespaces unless it is told otherwise, start it with "
     "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined "
     "(Docker, Podman), or work outside of it"
 )
@@ -57,5 +57,5 @@ def known_cause(message: str, root: Path = Path("/")) -> str:
             return cause.says
     refusals = ("Read-only file system", "Operation not permitted", "Permission denied", "No permissions")
     if any(words in message for words in refusals):
-        return f"If {_CONTAINER}"
+        return _CONTAINER
     return "The cause is not a known one: see docs/graders.md"

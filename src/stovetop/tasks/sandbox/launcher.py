@@ -1,7 +1,7 @@
 """The first process in a sandbox: it writes the files, starts the program within its limits, and waits. It is process 1
 there, so the program can neither stop nor kill it; when it ends, the kernel ends every other process.
 
-It runs as the text of this file, with nothing but the standard library, and is given the numbers of open files: of the
+It runs as the text of this file, with nothing but the standard library, and is given four file descriptors: of the
 job; of a pipe on which it says "started" and, in the end, how the program ended; of one whose other end is closed when
 all is to end, or when the process that asked is gone; and of the pipe for answers, the only one that the program has.
 """
@@ -26,7 +26,7 @@ def main(job_fd: int, report_fd: int, lifeline_fd: int, answer_fd: int) -> None:
         os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         with open(name, "xb") as file:
             file.write(content.encode("latin-1"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the only one of which Python dies as process 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would raise, and end process 1
     woken_fd, wake_fd = os.pipe()
     os.set_blocking(wake_fd, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)

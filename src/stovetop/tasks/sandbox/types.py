@@ -52,7 +52,7 @@ class Completed:
 
 
 class Sandbox(Protocol):
-    """Runs programs that nobody has read. One of your own may be a container or a machine elsewhere."""
+    """Runs untrusted programs. One of your own may be a container or a machine elsewhere."""
 
     def run(
         self, files: Mapping[str, bytes], command: Sequence[str], limits: Limits = DEFAULT_LIMITS, stdin: bytes = b""
