@@ -22,21 +22,19 @@ from stovetop.kitchen import Finished, Phase, When, run_phases, stage
 from stovetop.kitchen.edits import as_ppo
 from stovetop.kitchen.phases import check_phases, config_from, plan_phases
 from stovetop.kitchen.stages.preference import init_reference
-from stovetop.kitchen.stages.rl import Builders, is_penalised, kl_penalty
+from stovetop.kitchen.stages.rl import is_penalised, kl_penalty
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes.configs import TrainingConfig, check_training
 from stovetop.recipes.settings import Count, LearningRate, NotNegative, Positive, Temperature, check_rate
-from stovetop.renderers.base import Renderer
 from stovetop.rl.advantages import GAE
 from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole, number
-from stovetop.runs import Run
-from stovetop.tasks import chats, code, code_grading
+from stovetop.tasks import chats, code
 from stovetop.tasks.chats import load_named_chats
-from stovetop.tasks.code import CodeProblems, load_code_problems
-from stovetop.tasks.code_grading import CodeGrader
-from stovetop.tasks.sandbox import Limits, find_sandbox
+from stovetop.tasks.code import load_code_problems
+from stovetop.tasks.code_groups import build_code_groups, find_grader
+from stovetop.tasks.sandbox import find_sandbox
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 
 Share = Annotated[float, number(at_least=0, at_most=1)]
@@ -124,30 +122,6 @@ def reinforcement(config: Config, done: Mapping[str, Finished]) -> CodeConfig:
     taught = {"load_checkpoint_path": done["supervised"].state_path} if "supervised" in done else {}
     clips = {"clip_low_threshold": 1 - config.clip_epsilon, "clip_high_threshold": 1 + config.clip_epsilon}
     return config_from(config, CodeConfig, loss_fn_config=clips, **taught)
-
-
-@stage(writes="grader")
-def find_grader(test_time_s: float = 6.0, max_sandboxes: int = 4) -> CodeGrader:
-    """Programs are run by it. Replace it for a sandbox of your own."""
-    return CodeGrader(find_sandbox(), Limits(time_s=test_time_s), max_at_once=max_sandboxes)
-
-
-@stage(writes=("builders", "test_builders"))
-def build_code_groups(
-    code_problems: CodeProblems,
-    renderer: Renderer,
-    grader: CodeGrader,
-    group_size: int,
-    run: Run,
-    max_prompt_tokens: int | None = None,
-) -> Builders:
-    """`group_size` tries at each problem, and one at those held out."""
-    train, test = (
-        code_grading.builders(problems, renderer, size, grader, max_prompt_tokens=max_prompt_tokens)
-        for problems, size in ((code_problems.train, group_size), (code_problems.test, 1))
-    )
-    run.emit("rl.env_group_built", num_train=len(train), num_test=len(test), group_size=group_size)
-    return Builders(train, test)
 
 
 @stage(writes="estimator")
