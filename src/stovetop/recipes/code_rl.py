@@ -25,10 +25,10 @@ from stovetop.kitchen.stages.preference import init_reference
 from stovetop.kitchen.stages.rl import is_penalised, kl_penalty
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
 from stovetop.lr_schedules import LRSchedule
-from stovetop.recipes.configs import TrainingConfig, check_training
-from stovetop.recipes.settings import Count, LearningRate, NotNegative, Positive, Temperature, check_rate
+from stovetop.recipes.configs import RewardConfig, TrainingConfig, check_training
+from stovetop.recipes.settings import Count, LearningRate, NotNegative, Positive, check_rate
 from stovetop.rl.advantages import GAE
-from stovetop.rl.rollouts import OnRolloutError, Seconds
+from stovetop.rl.rollouts import Seconds
 from stovetop.rules import Whole, number
 from stovetop.tasks import chats, code
 from stovetop.tasks.chats import load_named_chats
@@ -50,20 +50,16 @@ class Learner(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solving(Learner):
+class Solving(Learner, RewardConfig):
     """What the second phase and the whole have. The loss is PPO's, so there is none to choose."""
 
     dataset: str = "deepcoder"  # the problems; or FILE.jsonl in the form of its rows, sample:NAME
     test_dataset: str | None = None  # held-out problems, likewise; None: a test split, or test_size of the problems
     test_size: Count = 32  # problems held out of data that has no test split; 0: none
-    groups_per_batch: Positive = 100  # prompts a step; the last step of an epoch may have fewer
-    group_size: Annotated[int, Whole(2)] = 4  # answers to each prompt; one alone has no others to be better than
+    groups_per_batch: Positive = 100
+    group_size: Annotated[int, Whole(2)] = 4
     max_steps: Positive | None = field(default=100, metadata=HOW_LONG)
-    max_tokens: Positive = 4096  # of an answer
-    temperature: Temperature = 1.0  # of the answers
-    max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
-    on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
-    rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
+    max_tokens: Positive = 4096
     test_time_s: Seconds = 6.0  # of one test of a program
     max_sandboxes: Positive = field(default=4, metadata=MAY_CHANGE)  # at once
     gamma: Share = 0.99  # discount of a turn; episodes have one here
@@ -71,7 +67,6 @@ class Solving(Learner):
     ppo_epochs: Positive = 4  # passes over each batch
     num_substeps: Positive = 1  # updates a pass, each on a part of the data
     kl_penalty_coef: NotNegative = 0.0  # what the distance to the weights that the run began with costs
-    remove_constant_reward_groups: bool = False  # they have no gradient
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ field takes is in its annotation (`settings.py`).
     TrainingConfig    and once
     RolloutConfig     answers are drawn from a model that is trained
     RewardConfig      and rewarded
+    PolicyLossConfig  and trained on with a loss that can be chosen
 
 Each is also a RunConfig. Of several bases the one that has defaults of the recipe's own comes first.
 """
@@ -86,14 +87,9 @@ class RolloutConfig(ModelConfig):
     max_tokens: Positive  # of an answer
     temperature: Temperature = 1.0  # of the answers
     num_substeps: Positive = 1  # updates a step, each on a part of the data
-    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
-    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
     max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
     on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
     rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
-
-    def __post_init__(self) -> None:
-        check_rollout_config(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +100,23 @@ class RewardConfig(RolloutConfig):
     remove_constant_reward_groups: bool = False  # they have no gradient
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossConfig(RolloutConfig):
+    """They are trained on with a loss that can be chosen."""
+
+    loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
+    loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
+
+    def __post_init__(self) -> None:
+        check_policy_loss_config(self)
+
+
 def check_model_config(config: ModelConfig) -> None:
     """For `__post_init__`: refuses what is wrong with the fields by themselves."""
     check_all(lambda: check_fields(config), lambda: check_renderer_name(config.renderer_name))
 
 
-def check_rollout_config(config: RolloutConfig) -> None:
+def check_policy_loss_config(config: PolicyLossConfig) -> None:
     """Likewise."""
     check_all(
         lambda: check_model_config(config),

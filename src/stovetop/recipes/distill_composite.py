@@ -23,7 +23,7 @@ from stovetop.kitchen.phases import config_from, plan_phases
 from stovetop.kitchen.stages.distillation import choose_sources, choose_teacher
 from stovetop.kitchen.workflows import DISTILLATION
 from stovetop.recipes import sl_basic
-from stovetop.recipes.configs import check_rollout_config, check_training
+from stovetop.recipes.configs import check_policy_loss_config, check_training
 from stovetop.recipes.settings import Positive, check_weights
 from stovetop.recipes.students import DistillationConfig, ScoredConfig, check_phase, teacher_phase
 from stovetop.tasks.prompts import load_named_prompts
@@ -49,7 +49,7 @@ class Config(StudentConfig, DistillationConfig):
     second_teacher_dataset: str | None = None  # as teacher_dataset, of the second teacher
 
     def __post_init__(self) -> None:
-        check_rollout_config(self)
+        check_policy_loss_config(self)
         if self.dataset == self.second_dataset:
             raise InvalidRequest(f"second_dataset must be another data set than dataset: {self.dataset!r}")
 

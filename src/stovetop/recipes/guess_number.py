@@ -18,7 +18,7 @@ from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import check_phases, config_from
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
 from stovetop.lr_schedules import LRSchedule
-from stovetop.recipes.configs import RewardConfig, TrainingConfig, check_training
+from stovetop.recipes.configs import PolicyLossConfig, RewardConfig, TrainingConfig, check_training
 from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps, check_rate
 from stovetop.rules import Whole, number
 from stovetop.tasks.guess_number import build_games, numbers, show_games
@@ -38,7 +38,7 @@ class Game(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayConfig(Game, RewardConfig):
+class PlayConfig(Game, RewardConfig, PolicyLossConfig):
     """That of the second phase, and of the whole."""
 
     log_path: str = field(default="runs/guess_number", metadata=MAY_CHANGE)

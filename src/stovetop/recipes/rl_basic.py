@@ -17,7 +17,7 @@ from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen.workflows import REINFORCEMENT
 from stovetop.lr_schedules import LRSchedule
-from stovetop.recipes.configs import RewardConfig, TrainingConfig, check_training
+from stovetop.recipes.configs import PolicyLossConfig, RewardConfig, TrainingConfig, check_training
 from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps
 from stovetop.rl.problem_env import problems_from_rows
 from stovetop.rules import Whole
@@ -30,7 +30,7 @@ from stovetop.tracking.configs import MAY_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolvingConfig(TrainingConfig, RewardConfig):
+class SolvingConfig(TrainingConfig, RewardConfig, PolicyLossConfig):
     """What recipes share that reward right answers to problems."""
 
     dataset: str = "gsm8k"  # gsm8k, math, polaris, deepmath; FILE.jsonl with "question" and "answer"; sample:NAME

@@ -24,7 +24,7 @@ from stovetop.kitchen.workflows import PAIRWISE_REINFORCEMENT, REWARD_MODEL
 from stovetop.lr_schedules import LRSchedule
 from stovetop.preference.comparison_renderer import check_judge
 from stovetop.recipes import sl_basic
-from stovetop.recipes.configs import AdapterConfig, RewardConfig, TrainingConfig
+from stovetop.recipes.configs import AdapterConfig, PolicyLossConfig, RewardConfig, TrainingConfig
 from stovetop.recipes.settings import Count, LearningRate, Positive, check_rate, check_weights
 from stovetop.rules import Whole
 from stovetop.runs import check_opening
@@ -35,7 +35,7 @@ from stovetop.types import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AdapterConfig, RewardConfig):
+class Config(AdapterConfig, RewardConfig, PolicyLossConfig):
     model_name: str = "Qwen/Qwen3.5-9B-Base"
     log_path: str = field(default="runs/rlhf", metadata=MAY_CHANGE)
     sft_dataset: str = "no_robots"  # chats: no_robots, tulu3; FILE.jsonl with {"messages": [...]}; sample:NAME
@@ -63,7 +63,7 @@ class Config(AdapterConfig, RewardConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyConfig(TrainingConfig, RewardConfig):
+class PolicyConfig(TrainingConfig, RewardConfig, PolicyLossConfig):
     """That of the policy."""
 
     dataset: str

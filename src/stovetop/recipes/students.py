@@ -8,7 +8,7 @@ from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes import sl_basic
-from stovetop.recipes.configs import RolloutConfig, TrainingConfig
+from stovetop.recipes.configs import PolicyLossConfig, TrainingConfig
 from stovetop.recipes.settings import (
     Count,
     LearningRate,
@@ -42,7 +42,7 @@ class StudentConfig(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredConfig(StudentConfig, RolloutConfig):
+class ScoredConfig(StudentConfig, PolicyLossConfig):
     """That of a student whose own answers are scored."""
 
     group_size: Positive = 4  # answers to each prompt

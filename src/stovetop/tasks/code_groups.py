@@ -14,7 +14,7 @@ from stovetop.tasks.sandbox import Limits, find_sandbox
 
 @stage(writes="grader")
 def find_grader(test_time_s: float = 6.0, max_sandboxes: int = 4) -> CodeGrader:
-    """Programs are run by it. Replace it for a sandbox of your own."""
+    """Runs programs, and compares what comes of them with their tests. Replace it for a sandbox of your own."""
     return CodeGrader(find_sandbox(), Limits(time_s=test_time_s), max_at_once=max_sandboxes)
 
 
