@@ -5,7 +5,7 @@ import concurrent.futures
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -130,6 +130,24 @@ def when_done(
     """Calls `function` with the future when it is done, in the thread that brings its result: for what is quick, and no
     user's."""
     concurrent.futures.Future[T].add_done_callback(future, partial(_contained, function))
+
+
+def when_all_done(futures: "Sequence[concurrent.futures.Future[Any]]", function: Callable[[], object]) -> None:
+    """Calls the function once, when all have ended, in the thread that ends the last one; now, if there are none."""
+    left, lock = len(futures), threading.Lock()  # protects `left`: futures end in several threads
+
+    def one_has_ended(_: "concurrent.futures.Future[Any]") -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            function()
+
+    for future in futures:
+        when_done(future, one_has_ended)
+    if not futures:
+        function()
 
 
 def pending(owner: str = "") -> "concurrent.futures.Future[Any]":

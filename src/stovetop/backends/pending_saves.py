@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stovetop.futures import APIFuture, pending, resolved, when_done
+from stovetop.futures import APIFuture, pending, resolved, when_all_done, when_done
 from stovetop.saved_states import SavedState, describe
 
 T = TypeVar("T")
@@ -58,19 +58,8 @@ class PendingSaves:
         before = self.under(folder)
         if not before:
             return resolved(read())
-        result, left = pending(), len(before)
-        lock = threading.Lock()  # protects `left`: futures may be done in several threads
-
-        def one_is_done(_: "Future[Any]") -> None:
-            nonlocal left
-            with lock:
-                left -= 1
-                is_last = left == 0
-            if is_last:
-                _settle(result, read)
-
-        for future in before:
-            when_done(future, one_is_done)
+        result = pending()
+        when_all_done(before, lambda: _settle(result, read))
         return APIFuture(result)
 
     def _remove(self, path: Path, save: _Save) -> None:

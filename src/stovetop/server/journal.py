@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stovetop.errors import InvalidRequest, StovetopError
-from stovetop.futures import pending, when_done
+from stovetop.futures import pending
 from stovetop.server.rows import SCHEMA, VERSION, AnyRow, Change, select
 
 log = logging.getLogger(__name__)
@@ -180,24 +180,6 @@ def follow(committed: "Future[None]", following: "Future[None]") -> None:
             following.set_exception(error)
 
     committed.add_done_callback(pass_on)
-
-
-def when_all_done(futures: "Sequence[Future[Any]]", function: Callable[[], object]) -> None:
-    """Calls the function once, when all have ended, in the thread that ends the last one; now, if there are none."""
-    left, lock = len(futures), threading.Lock()  # protects `left`: futures end in several threads
-
-    def one_has_ended(_: "Future[Any]") -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            is_last = left == 0
-        if is_last:
-            function()
-
-    for future in futures:
-        when_done(future, one_has_ended)
-    if not futures:
-        function()
 
 
 def _settle(future: "Future[T]", value: Callable[[], T], failed: BaseException | None) -> None:

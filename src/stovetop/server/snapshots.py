@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from stovetop.client import TrainingClient
 from stovetop.errors import StovetopError
-from stovetop.futures import ClientFuture, pending, when_done
-from stovetop.server.journal import done, when_all_done
+from stovetop.futures import ClientFuture, pending, when_all_done, when_done
+from stovetop.server.journal import done
 from stovetop.server.rows import Change, ModelRow, SnapshotRow, put
 from stovetop.server.samplers import Writing
 from stovetop.server.shared import Shared
