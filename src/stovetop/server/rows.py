@@ -78,7 +78,7 @@ class RequestRow:
     model_id: str
     seq: int  # 0 made the model
     kind: str
-    digest: bytes  # of the body
+    digest: bytes  # of what the client sent: see `verbs.Call.identity`
     body: bytes | None  # zlib; None once a snapshot covers it
     attempts: int = 0  # replays that were begun and not finished
 
