@@ -101,6 +101,15 @@ def test_after_a_stop_nothing_is_replayed_and_frozen_weights_are_there(tmp_path:
             assert logprobs(again) == weights
 
 
+def test_a_model_whose_metadata_are_not_strings_is_there_after_a_stop(tmp_path: Path) -> None:
+    with running(tmp_path) as first:
+        session = post(first, "create_session", user_metadata={"n": 3})["session_id"]
+        made = post(first, "create_model", session_id=session, model_seq_id=0, base_model=MODELS[0])
+        assert "error" not in post(first, "retrieve_future", request_id=made["request_id"])
+    with running(tmp_path) as second:
+        assert post(second, "get_info", model_id=made["model_id"])["model_name"] == MODELS[0]
+
+
 def test_item_36_and_42_a_sample_of_before_is_gone_and_a_retry_of_before_is_known(killed: Killed) -> None:
     with running(killed.before) as first, first.sdk() as sdk:
         client = made(sdk)

@@ -242,9 +242,9 @@ async def _accept(
 
 
 def _metadata(parts: Parts, asked: Asked, session_id: str, own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the user said of the session, and of the model."""
+    """What the user said of the session, and of the model, as strings: a service takes no others."""
     session = parts.sessions.at_work(session_id, asked.owner)
-    return {**parts.sessions.metadata_of(session), **(own or {})}
+    return {key: str(value) for key, value in {**parts.sessions.metadata_of(session), **(own or {})}.items()}
 
 
 # ---- sampling ------------------------------------------------------------------------------------------------------
