@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 MAX_FILES = 20_000  # one connection a request that waits
 
-NEEDED = ("starlette", "uvicorn", "google.protobuf", "zstandard")
+NEEDED = ("starlette", "uvicorn", "httptools", "google.protobuf", "zstandard")
 
 
 def serve(words: Sequence[str]) -> Action:
