@@ -84,6 +84,13 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path):
         code_rl.check(config)
 
 
+def test_a_warm_up_that_is_longer_than_the_run_is_refused(tmp_path: Path):
+    config = replace(code_rl.PRESETS["small"], base_url="recording", log_path=str(tmp_path / "run"))
+    code_rl.check(replace(config, warmup_steps=40))
+    with pytest.raises(InvalidRequest, match=r"warmup_steps must be at most 40, the number of steps: 41"):
+        code_rl.check(replace(config, warmup_steps=41))
+
+
 def test_a_run_of_a_config_that_was_made_in_a_program(tmp_path: Path):
     config = replace(
         code_rl.PRESETS["small"], base_url="recording", model_name="any/model", renderer_name="role_colon",

@@ -26,7 +26,7 @@ from stovetop.kitchen.stages.rl import is_penalised, kl_penalty
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes.configs import RewardConfig, TrainingConfig, check_training
-from stovetop.recipes.settings import Count, LearningRate, NotNegative, Positive, check_rate
+from stovetop.recipes.settings import Count, LearningRate, NotNegative, Positive, check_num_steps, check_rate
 from stovetop.rl.advantages import GAE
 from stovetop.rl.rollouts import Seconds
 from stovetop.rules import Whole, number
@@ -166,7 +166,7 @@ def check(config: Config) -> None:
 
 
 def check_data_sets(config: Config) -> None:
-    """Refuses chats or problems that cannot be had or have changed."""
+    """Refuses chats or problems that cannot be had or have changed, and a warm-up that is longer than the run."""
     with collecting() as problem:
         for own in (planned.config for planned in plan_phases(PHASES, config)):
             with problem:
@@ -177,6 +177,8 @@ def check_data_sets(config: Config) -> None:
                     revisions = revisions_in(own.log_path)
                     problems = code.load(own.dataset, own.test_dataset, own.test_size, own.seed, revisions)
                     check_data(own.log_path, own.dataset, problems.sources, config.behavior_if_exists)
+                    num = len(problems.train)
+                    check_num_steps(num, own.groups_per_batch, own.num_epochs, own.max_steps, own.warmup_steps)
 
 
 COOKBOOK_NAMES = {"num_rollouts": "max_steps"}
