@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stovetop.client import SamplingClient
-from stovetop.completers import StopCondition
 from stovetop.evaluation.estimates import Estimate
 from stovetop.evaluation.problems import ProblemSet
 from stovetop.evaluation.rows import ExampleRow, Sample
 from stovetop.evaluators import ClassificationReport, classification_report
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
-from stovetop.rl.types import Action, Observation, StepResult
-from stovetop.types import ModelInput
+from stovetop.rl.problem_env import OneTurnEnv, TurnResult
+from stovetop.rl.types import Action
 
 NO_LABEL = "(none)"  # what is predicted by an answer that is no label
 PREDICTED = "predicted"  # the score of a sample: which of the labels it says, -1 for none
@@ -29,32 +28,22 @@ def read_label(text: str, labels: Sequence[str]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelEnv:
-    """An Env of one turn: a chat that ends with a question, answered by a label. The reward is 1 for the right one."""
+class LabelEnv(OneTurnEnv):
+    """A chat that ends with a question, answered by a label. The reward is 1 for the right one."""
 
     chat: Sequence[Message]
     labels: Sequence[str]
     expected: str
     renderer: Renderer
 
-    async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        return self.prompt(), self.renderer.get_stop_sequences()
+    def get_chat(self) -> Sequence[Message]:
+        return self.chat
 
-    def prompt(self) -> ModelInput:
-        """The chat, up to where the answer begins."""
-        return self.renderer.build_generation_prompt(self.chat)
-
-    async def step(self, action: Action) -> StepResult:
+    async def grade(self, action: Action) -> TurnResult:
         message, _ = self.renderer.parse_response(action.tokens)
         said = read_label(get_text_content(message), self.labels)
         correct = float(said is not None and self.labels[said] == self.expected)
-        return StepResult(
-            reward=correct,
-            episode_done=True,
-            next_observation=ModelInput.empty(),
-            next_stop_condition=self.renderer.get_stop_sequences(),
-            metrics={"correct": correct, PREDICTED: -1.0 if said is None else float(said)},
-        )
+        return TurnResult(correct, {"correct": correct, PREDICTED: -1.0 if said is None else float(said)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Environments of one turn: a question is put, the answer is graded, the episode is over. What is asked, and what a
-right answer is, a `Problem` says; problems live in tasks and in files.
+"""Environments of one turn: a question is put, the answer is graded, the episode is over. In a `ProblemEnv`, what is
+asked and what a right answer is, a `Problem` says; problems live in tasks and in files.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +13,54 @@ from stovetop.datasets import Batches
 from stovetop.errors import GradeError, InvalidRequest
 from stovetop.renderers.base import ParseTermination, Renderer
 from stovetop.renderers.messages import Message, ensure_text, get_text_content, messages_from_json
-from stovetop.rl.types import Action, Env, EnvGroupBuilder, Observation, StepResult
+from stovetop.rl.types import Action, Env, EnvGroupBuilder, Metrics, Observation, StepResult
 from stovetop.types import ModelInput
 
 Truncated = Literal["graded", "bad_format", "wrong"]
+
+
+class TurnResult(NamedTuple):
+    """What the only answer of an episode is worth."""
+
+    reward: float
+    metrics: Metrics
+
+
+class OneTurnEnv(Env, Protocol):
+    """An Env of one turn: a chat is put to the policy, its answer is graded, the episode is over. Derive from it, and
+    write `get_chat` and `grade`; the rest is the same for all."""
+
+    renderer: Renderer  # of the policy
+
+    def get_chat(self) -> Sequence[Message]:
+        """What the policy answers to."""
+        ...
+
+    async def grade(self, action: Action) -> TurnResult:
+        """What an answer is worth."""
+        ...
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """The chat as a generation prompt, and the renderer's stop sequences."""
+        return self.prompt(), self.renderer.get_stop_sequences()
+
+    def prompt(self) -> ModelInput:
+        """The chat, up to where the answer begins."""
+        return self.renderer.build_generation_prompt(self.get_chat())
+
+    async def step(self, action: Action) -> StepResult:
+        """Grades the answer; the episode is over."""
+        reward, metrics = await self.grade(action)
+        return StepResult(
+            reward=reward,
+            episode_done=True,
+            next_observation=ModelInput.empty(),
+            next_stop_condition=self.renderer.get_stop_sequences(),
+            metrics=metrics,
+        )
+
+
+# ---- problems with checks --------------------------------------------------------------------------------------------
 
 
 class Problem(Protocol):
@@ -47,7 +91,7 @@ class Grade(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemEnv:
+class ProblemEnv(OneTurnEnv):
     """Puts a problem to the policy. Reward = format_coef·(format - 1) + correct, where both are 0 or 1: by default 1.0
     for a right and well-formed answer, 0.9 for a right one in bad format, 0.0 and -0.1 for wrong ones.
 
@@ -67,28 +111,18 @@ class ProblemEnv:
     truncated: Truncated = "bad_format"
     slow_checks: bool = False  # make the checks on a thread, so that other episodes go on meanwhile
 
-    async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        """The prefix and the question as a generation prompt, and the renderer's stop sequences."""
-        return self.prompt(), self.renderer.get_stop_sequences()
+    def get_chat(self) -> Sequence[Message]:
+        """The prefix and the question."""
+        return [*self.convo_prefix, Message(role="user", content=self.problem.get_question())]
 
-    def prompt(self) -> ModelInput:
-        """The prefix and the question, up to where the answer begins."""
-        question = Message(role="user", content=self.problem.get_question())
-        return self.renderer.build_generation_prompt([*self.convo_prefix, question])
-
-    async def step(self, action: Action) -> StepResult:
-        """Grades the answer; the episode is over. Metrics are `format` and `correct`, each 0 or 1. A check that raises,
-        or returns anything but True or False, is a GradeError."""
+    async def grade(self, action: Action) -> TurnResult:
+        """Metrics are `format` and `correct`, each 0 or 1. A check that raises, or returns anything but True or False,
+        is a GradeError."""
         message, termination = self.renderer.parse_response(action.tokens)
-        grade = partial(self._grade, get_text_content(message), self._end(action, termination))
-        correct, well_formed = await in_thread(grade) if self.slow_checks else grade()
-        return StepResult(
-            reward=self.format_coef * (well_formed - 1) + correct,
-            episode_done=True,
-            next_observation=ModelInput.empty(),
-            next_stop_condition=self.renderer.get_stop_sequences(),
-            metrics={"format": float(well_formed), "correct": float(correct)},
-        )
+        checks = partial(self._grade, get_text_content(message), self._end(action, termination))
+        correct, well_formed = await in_thread(checks) if self.slow_checks else checks()
+        reward = self.format_coef * (well_formed - 1) + correct
+        return TurnResult(reward, {"format": float(well_formed), "correct": float(correct)})
 
     def _end(self, action: Action, termination: ParseTermination) -> Literal["accepted", "in_bad_format", "truncated"]:
         if action.stop_reason != "stop" or not termination.is_clean:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from stovetop.checks import check
 from stovetop.datasets import Row, chat_of_row
@@ -21,15 +21,13 @@ from stovetop.preference.reward_model import PreferenceModel
 from stovetop.preference.types import Comparison, labeled_comparison_from_json
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
-from stovetop.rl.problem_env import ProblemEnv, ProblemGroupBuilder, problem_of_row
-from stovetop.rl.types import Env
+from stovetop.rl.problem_env import OneTurnEnv, ProblemEnv, ProblemGroupBuilder, problem_of_row
 from stovetop.rules import ListOf, Whole, number
 from stovetop.supervised.data import conversation_to_datum
 from stovetop.tasks import math
 from stovetop.tasks.instruction_following import InstructedPrompt, InstructionEnv
 from stovetop.tasks.math_grading import Grade
 from stovetop.tasks.program_sets import ProgramAnswer, ProgramGrader, ProgramProblem
-from stovetop.types import ModelInput
 
 T = TypeVar("T")
 Need = Literal["mathematics", "programs", "judge"]
@@ -140,14 +138,6 @@ class Examples(Generic[T]):
 # ---- problems --------------------------------------------------------------------------------------------------------
 
 
-class Prompted(Env, Protocol):
-    """An Env whose prompt can be looked at before it is played."""
-
-    def prompt(self) -> ModelInput:
-        """What the policy sees first."""
-        ...
-
-
 def mathematics(
     examples: Examples[Row], renderer: Renderer, asking: Asking, max_tokens: int, tools: Tools
 ) -> ExampleSet:
@@ -183,7 +173,7 @@ def instructions(
 
 def _problem_set(
     examples: Examples[T],
-    envs: Sequence[Callable[[], Prompted]],
+    envs: Sequence[Callable[[], OneTurnEnv]],
     renderer: Renderer,
     asking: Asking,
     max_tokens: int,
@@ -204,7 +194,7 @@ def _problem_set(
     )
 
 
-def _refuse_long_prompt(what: str, env: Prompted, context_tokens: int, max_tokens: int) -> None:
+def _refuse_long_prompt(what: str, env: OneTurnEnv, context_tokens: int, max_tokens: int) -> None:
     num_tokens = env.prompt().length
     if num_tokens + max_tokens > context_tokens:
         raise InvalidRequest(

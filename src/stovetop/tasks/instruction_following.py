@@ -4,19 +4,18 @@ them count sentences or words with data that NLTK downloads; rows with these are
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from stovetop.completers import StopCondition
 from stovetop.concurrency import in_thread
 from stovetop.datasets import Row
 from stovetop.errors import GradeError, MissingExtra
 from stovetop.named_data import LeftOut
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
-from stovetop.rl.types import Action, Observation, StepResult
-from stovetop.types import ModelInput
+from stovetop.rl.problem_env import OneTurnEnv, TurnResult
+from stovetop.rl.types import Action
 
 SENTENCE_RULES = {"length_constraints:number_sentences", "change_case:capital_word_frequency"}
 SENTENCE_DATA = "tokenizers/punkt_tab/english/"
@@ -84,30 +83,23 @@ def followed(answer: str, prompt: InstructedPrompt) -> Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class InstructionEnv:
-    """An Env of one turn. The reward is the share of the instructions that are followed strictly. Metrics: `correct`
-    and `correct_loose`, whether all are; `followed`, `followed_loose` and `instructions`, how many."""
+class InstructionEnv(OneTurnEnv):
+    """A prompt with instructions. The reward is the share of the instructions that are followed strictly. Metrics:
+    `correct` and `correct_loose`, whether all are; `followed`, `followed_loose` and `instructions`, how many."""
 
     asked: InstructedPrompt
     renderer: Renderer
 
-    async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        return self.prompt(), self.renderer.get_stop_sequences()
+    def get_chat(self) -> Sequence[Message]:
+        return [Message(role="user", content=self.asked.prompt)]
 
-    def prompt(self) -> ModelInput:
-        """The prompt as a chat, up to where the answer begins."""
-        return self.renderer.build_generation_prompt([Message(role="user", content=self.asked.prompt)])
-
-    async def step(self, action: Action) -> StepResult:
+    async def grade(self, action: Action) -> TurnResult:
         message, _ = self.renderer.parse_response(action.tokens)
         text, num = get_text_content(message), len(self.asked.instructions)
         strict, loose = await in_thread(lambda: followed(text, self.asked))
-        return StepResult(
-            reward=strict / num,
-            episode_done=True,
-            next_observation=ModelInput.empty(),
-            next_stop_condition=self.renderer.get_stop_sequences(),
-            metrics={
+        return TurnResult(
+            strict / num,
+            {
                 "correct": float(strict == num),
                 "correct_loose": float(loose == num),
                 "followed": strict,

@@ -23,17 +23,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from stovetop.completers import StopCondition
 from stovetop.concurrency import in_thread
 from stovetop.datasets import Row
 from stovetop.errors import GradeError, InvalidRequest, MissingExtra, UnknownName
 from stovetop.named_data import Loaded, Source
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
-from stovetop.rl.problem_env import ProblemGroupBuilder
+from stovetop.rl.problem_env import OneTurnEnv, ProblemGroupBuilder, TurnResult
 from stovetop.rl.process_pool import WorkerPool
-from stovetop.rl.types import Action, Observation, StepResult
-from stovetop.types import ModelInput
+from stovetop.rl.types import Action
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +120,8 @@ def _option(text: str) -> tuple[str, Option]:
 
 
 @dataclass(frozen=True, slots=True)
-class GymEnv:
-    """An Env of one turn. The reward is the task's score, and 0.1 less for an answer without its tags, which is read as
+class GymEnv(OneTurnEnv):
+    """A task's question. The reward is the task's score, and 0.1 less for an answer without its tags, which is read as
     a whole. Metrics: `score`, `correct` (a score of 1) and `format`."""
 
     task: GymTask
@@ -132,27 +130,18 @@ class GymEnv:
     score: Score
     renderer: Renderer
 
-    async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        return self.prompt(), self.renderer.get_stop_sequences()
+    def get_chat(self) -> Sequence[Message]:
+        return [Message(role="user", content=f"{self.question}\n{INSTRUCTION}")]
 
-    def prompt(self) -> ModelInput:
-        """The question, up to where the answer begins."""
-        return self.renderer.build_generation_prompt([Message(role="user", content=f"{self.question}\n{INSTRUCTION}")])
-
-    async def step(self, action: Action) -> StepResult:
+    async def grade(self, action: Action) -> TurnResult:
         message, termination = self.renderer.parse_response(action.tokens)
         text = get_text_content(message)
         answer = read_answer(text)
         well_formed = answer is not None and termination.is_clean
         given = text.strip() if answer is None else answer
         score = await in_thread(lambda: self.score(self.task, self.index, given))
-        return StepResult(
-            reward=score + FORMAT_COEF * (well_formed - 1),
-            episode_done=True,
-            next_observation=ModelInput.empty(),
-            next_stop_condition=self.renderer.get_stop_sequences(),
-            metrics={"score": score, "correct": float(score == 1), "format": float(well_formed)},
-        )
+        reward = score + FORMAT_COEF * (well_formed - 1)
+        return TurnResult(reward, {"score": score, "correct": float(score == 1), "format": float(well_formed)})
 
 
 def read_answer(text: str) -> str | None:

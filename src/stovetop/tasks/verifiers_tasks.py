@@ -14,47 +14,35 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from stovetop.completers import StopCondition
 from stovetop.errors import InvalidRequest, MissingExtra
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
-from stovetop.rl.problem_env import ProblemGroupBuilder
-from stovetop.rl.types import Action, Observation, StepResult
-from stovetop.types import ModelInput
+from stovetop.rl.problem_env import OneTurnEnv, ProblemGroupBuilder, TurnResult
+from stovetop.rl.types import Action
 
 VerifiersTask = Any  # a `verifiers.v1.Task`; the package may not be installed
 HOOKS = ("setup", "finalize", "stage_verifier")  # what a task does in a runtime, before it is scored
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiersEnv:
-    """An Env of one turn. The reward is the weighted sum of the task's rewards; each of them, and each of its metrics,
-    is a metric."""
+class VerifiersEnv(OneTurnEnv):
+    """A task's prompt. The reward is the weighted sum of the task's rewards; each of them, and each of its metrics, is
+    a metric."""
 
     task: VerifiersTask
     chat: Sequence[Message]
     renderer: Renderer
 
-    async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        return self.prompt(), self.renderer.get_stop_sequences()
+    def get_chat(self) -> Sequence[Message]:
+        return self.chat
 
-    def prompt(self) -> ModelInput:
-        """The task's messages, up to where the answer begins."""
-        return self.renderer.build_generation_prompt(self.chat)
-
-    async def step(self, action: Action) -> StepResult:
+    async def grade(self, action: Action) -> TurnResult:
         message, _ = self.renderer.parse_response(action.tokens)
         trace = _trace(self.task, self.chat, get_text_content(message))
         await self.task.score(trace)
         scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         metrics = {name: value for name, value in trace.metrics.items() if value is not None}
-        return StepResult(
-            reward=float(trace.reward),
-            episode_done=True,
-            next_observation=ModelInput.empty(),
-            next_stop_condition=self.renderer.get_stop_sequences(),
-            metrics={name: float(value) for name, value in {**metrics, **scores}.items()},
-        )
+        return TurnResult(float(trace.reward), {name: float(value) for name, value in {**metrics, **scores}.items()})
 
 
 def verifiers_builders(
