@@ -99,9 +99,10 @@ class Report:
 
 def reports_against(folder: Path | None, sets: Sequence[SetReport]) -> list[Difference]:
     """How much larger each score is here than in the evaluation in that folder."""
+    if folder is None:
+        return []
     found: list[Difference] = []
-    for each in sets if folder is not None else ():
-        assert folder is not None
+    for each in sets:
         before = read_rows(folder, each.evaluation.name)
         for score in COMPARED:
             first, second = mean_scores(before, score), mean_scores(each.evaluation.rows, score)

@@ -1,5 +1,5 @@
-"""What examples of each kind come to: problems that a grader scores, chats that are read, labels, answers that a judge
-compares. Which sets there are, evaluation_sets says.
+"""The kinds of evaluation sets, and how rows of each become an ExampleSet: problems that a grader scores, chats
+that are read, labels, answers that a judge compares. The sets by name are in evaluation_sets.
 """
 
 from collections import Counter
@@ -179,14 +179,13 @@ def _problem_set(
     max_tokens: int,
     means: Sequence[str],
 ) -> ProblemSet:
-    for id, env in zip(examples.items, envs, strict=True) if asking.context_tokens is not None else ():
-        _refuse_long_prompt(f"example {id} of {examples.name}", env(), asking.context_tokens or 0, max_tokens)
+    by_id = dict(zip(examples.items, envs, strict=True))
+    if asking.context_tokens is not None:
+        for id, env in by_id.items():
+            _refuse_long_prompt(f"example {id} of {examples.name}", env(), asking.context_tokens, max_tokens)
     return ProblemSet(
         examples.name,
-        {
-            id: ProblemGroupBuilder(env, asking.num_samples, examples.name)
-            for id, env in zip(examples.items, envs, strict=True)
-        },
+        {id: ProblemGroupBuilder(env, asking.num_samples, examples.name) for id, env in by_id.items()},
         renderer.tokenizer,
         max_tokens,
         Reported(means=(*means, CUT_OFF), correct="correct", ks=asking.ks),

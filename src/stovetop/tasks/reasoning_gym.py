@@ -164,8 +164,8 @@ def builders(
     """A group builder for each row. A prompt of more than `max_prompt_tokens`, what the model's context leaves beside
     an answer, is refused."""
     envs = [partial(GymEnv, task, int(str(row["index"])), str(row["question"]), score, renderer) for row in rows]
-    for env in envs if max_prompt_tokens is not None else ():
-        if (num_tokens := env().prompt().length) > (max_prompt_tokens or 0):
+    for env in envs:
+        if max_prompt_tokens is not None and (num_tokens := env().prompt().length) > max_prompt_tokens:
             raise InvalidRequest(
                 f"the prompt of a problem has {num_tokens} tokens, and the model's context leaves {max_prompt_tokens} "
                 f"beside max_tokens; choose a smaller task, or lower max_tokens: {task.name!r}"
