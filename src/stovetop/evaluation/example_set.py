@@ -1,6 +1,6 @@
-"""What a set of examples is, and how one is evaluated: each example once for each seed, those that a file has rows of
-not again; and what the rows come to. What an example consists of and how it is measured, the modules beside this say:
-problems that are solved, chats that are read, answers that are compared.
+"""The protocol ExampleSet, and `evaluate`: it measures each example once for each seed, skips those that a file already
+has rows of, and averages the rows into metrics. The sets themselves are in the modules beside this: problems, chats,
+labels, pairwise.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Reported:
 
     def metrics(self, rows: Sequence[ExampleRow]) -> dict[str, Estimate]:
         """Of all rows. Several rows of one example, of different seeds, are further samples of it."""
-        samples_P = _samples_by_example(rows)
+        samples_P = list(_samples_by_id(rows).values())
         metrics: dict[str, Estimate] = {}
         if self.correct is not None:
             for k in self.ks:
@@ -154,10 +154,11 @@ class ExampleSetEvaluator:
 
 def mean_scores(rows: Sequence[ExampleRow], score: str) -> dict[str, float]:
     """Of each example, by id, the mean of a score over its samples; without those that do not have the score."""
-    by_id: dict[str, list[float]] = {}
-    for row in rows:
-        by_id.setdefault(row.id, []).extend(each.scores[score] for each in row.samples if score in each.scores)
-    return {id: _mean(scores) for id, scores in by_id.items() if scores}
+    scores_by_id = {
+        id: [sample.scores[score] for sample in samples if score in sample.scores]
+        for id, samples in _samples_by_id(rows).items()
+    }
+    return {id: _mean(scores) for id, scores in scores_by_id.items() if scores}
 
 
 def seed_of(seed: int, id: str) -> int:
@@ -165,11 +166,11 @@ def seed_of(seed: int, id: str) -> int:
     return int.from_bytes(hashlib.sha256(repr((seed, id)).encode()).digest()[:8]) >> 1
 
 
-def _samples_by_example(rows: Sequence[ExampleRow]) -> list[list[Sample]]:
+def _samples_by_id(rows: Sequence[ExampleRow]) -> dict[str, list[Sample]]:
     by_id: dict[str, list[Sample]] = {}
     for row in rows:
         by_id.setdefault(row.id, []).extend(row.samples)
-    return list(by_id.values())
+    return by_id
 
 
 def _passed(samples: Sequence[Sample], correct: str, k: int) -> float:
