@@ -1,4 +1,4 @@
-"""The command eval: what it asks for, checked; carrying it out; and the table of what came of it."""
+"""The command eval: its words become a `Plan`, which is checked; then the plan is carried out, and its report shown."""
 
 import argparse
 import json
@@ -121,7 +121,7 @@ def evaluation(words: Sequence[str]) -> Action:
 def _understood(options: argparse.Namespace) -> Plan:
     """All that is wrong with the words, at once."""
     several = options.samples > 1 or len(options.seeds) > 1
-    degree = (1.0 if several else 0.0) if options.temperature is None else options.temperature
+    sampling_temperature = (1.0 if several else 0.0) if options.temperature is None else options.temperature
     weights, sets, asking, judge = None, list[LoadedSet](), None, None
     with collecting() as problem:
         with problem:
@@ -131,10 +131,13 @@ def _understood(options: argparse.Namespace) -> Plan:
             check_tools(sets)
         with problem:
             asking = Asking(
-                num_samples=options.samples, temperature=degree, max_tokens=options.max_tokens, ks=tuple(options.k)
+                num_samples=options.samples,
+                temperature=sampling_temperature,
+                max_tokens=options.max_tokens,
+                ks=tuple(options.k),
             )
         with problem:
-            _check_seeds(options.seeds, degree)
+            _check_seeds(options.seeds, sampling_temperature)
         with problem:
             check_renderer_name(options.renderer)
         with problem:
@@ -153,10 +156,10 @@ def _understood(options: argparse.Namespace) -> Plan:
     return plan
 
 
-def _check_seeds(seeds: Sequence[int], degree: float) -> None:
+def _check_seeds(seeds: Sequence[int], temperature: float) -> None:
     if len(set(seeds)) < len(seeds):
         raise InvalidRequest(f"--seeds must be different from each other: {' '.join(map(str, seeds))}")
-    if len(seeds) > 1 and degree == 0:
+    if len(seeds) > 1 and temperature == 0:
         raise InvalidRequest("at temperature 0 every seed gives the same answers; pass a temperature above 0")
 
 

@@ -1,4 +1,4 @@
-"""Chats that a model reads: how surprised it is by the answers in them. Nothing is sampled, so one seed is enough."""
+"""Held-out chats: the negative log-likelihood (NLL) of their answers. Nothing is sampled, so one seed is enough."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ PREDICTED = "predicted"  # the score of a sample: which of the labels it says, -
 
 
 def read_label(text: str, labels: Sequence[str]) -> int | None:
-    """Which label an answer is, where letters of any size are alike, and white space around it and a full stop behind
-    it do not count; None for anything else.
+    """Which label an answer is, ignoring case, white space around it and a full stop behind it; None for anything
+    else.
 
     read_label(" Spam.", ["ham", "spam"]) is 1.
     """

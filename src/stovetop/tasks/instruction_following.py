@@ -118,8 +118,8 @@ def _known_rules() -> Mapping[str, Any]:
 
 def _package(module: str) -> Any:
     try:
-        # Which language a text is in, the package asks langdetect, which draws; with a seed its answer is the same
-        # every time, as its own documentation advises.
+        # The rules on language use langdetect, which samples; its documentation advises a seed, so that its answers
+        # are the same every time.
         importlib.import_module("langdetect").DetectorFactory.seed = 0
         return importlib.import_module(module)
     except ImportError as error:
