@@ -134,6 +134,10 @@ def _find(model_name: str) -> ModelAttributes | None:
 
 def context_length(service: ServiceClient, trainer: TrainingClient) -> int | None:
     """Tokens that the model of this client can read at once; None where the service does not say."""
-    name = trainer.get_info().model_name
+    return context_length_of(service, trainer.get_info().model_name)
+
+
+def context_length_of(service: ServiceClient, model_name: str | None) -> int | None:
+    """The same, of a model by its name; None where that is not known either."""
     models = service.get_server_capabilities().supported_models
-    return next((model.max_context_length for model in models if model.model_name == name), None)
+    return next((model.max_context_length for model in models if model.model_name == model_name), None)

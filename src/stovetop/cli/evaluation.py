@@ -191,13 +191,14 @@ def _show_plan(plan: Plan) -> None:
 
 async def _evaluate(plan: Plan) -> None:
     from stovetop import ServiceClient
+    from stovetop.model_families import context_length_of
 
     with ServiceClient(plan.base_url) as service, ExitStack() as stack:
         client = await service.create_sampling_client(plan.weights.model_path, plan.weights.base_model)
         renderer_name, renderer = _renderer(client, plan.renderer_name)
         judge = None if plan.judge is None else await _open_judge(service, plan.judge)
         tools = stack.enter_context(open_tools(plan.sets, judge=judge))
-        asking = replace(plan.asking, context_tokens=_context_tokens(service, client))
+        asking = replace(plan.asking, context_tokens=context_length_of(service, client.get_base_model()))
         made = [(loaded, loaded.make(renderer, asking, tools)) for loaded in plan.sets]
         plan.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(plan.out, "evaluation", "--out"))
@@ -226,11 +227,6 @@ async def _evaluate_set(
     sink = ConsoleSink(Console(stderr=True))
     with sink.progress(loaded.name, total=len(wanted), completed=num_there) as bar:
         return await evaluate(example_set, client, seeds, file=file, on_row=lambda _: bar.advance())
-
-
-def _context_tokens(service: "ServiceClient", client: "SamplingClient") -> int | None:
-    models = service.get_server_capabilities().supported_models
-    return next((each.max_context_length for each in models if each.model_name == client.get_base_model()), None)
 
 
 def _renderer(client: "SamplingClient", name: str | None) -> "tuple[str, Renderer]":
