@@ -15,7 +15,8 @@ from tinker import types
 
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.server.serve import Server, ServerOptions, listen
+from stovetop.server.ports import listen
+from stovetop.server.serve import Server, ServerOptions
 
 KEY = "tml-test"
 MODELS = ["tiny/model", "other/model"]
@@ -73,10 +74,13 @@ def open_recording(storage: Path, **options: Any) -> InProcessServiceClient:
 
 @contextmanager
 def running(
-    storage: Path, open_service: Callable[[Path], InProcessServiceClient] = open_recording, **options: Any
+    storage: Path,
+    open_service: Callable[[Path], InProcessServiceClient] = open_recording,
+    port: int = 0,
+    **options: Any,
 ) -> Iterator[Running]:
-    """On a free port, from when it serves until it has stopped."""
-    listening = listen("127.0.0.1", 0)
+    """On a free port unless one is given, from when it serves until it has stopped."""
+    listening = listen("127.0.0.1", port)
     server = Server(open_service, listening, ServerOptions(storage=storage, end=_fail, **options))
     failures: list[BaseException] = []
 

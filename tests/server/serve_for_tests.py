@@ -6,7 +6,8 @@ from pathlib import Path
 
 from stovetop.backends import local, recording
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.server.serve import Server, ServerOptions, listen
+from stovetop.server.ports import listen
+from stovetop.server.serve import Server, ServerOptions
 
 
 def open_service(storage: Path) -> InProcessServiceClient:

@@ -13,7 +13,8 @@ from tinker import types
 from stovetop.backends import local, recording
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.errors import InvalidRequest, StovetopError
-from stovetop.server.serve import Server, ServerOptions, listen
+from stovetop.server.ports import listen
+from stovetop.server.serve import Server, ServerOptions
 
 PROMPT = types.ModelInput.from_ints([5, 17, 42])
 
@@ -178,6 +179,20 @@ def test_a_request_during_which_the_server_ended_three_times_is_failed(killed: K
             failed = post(second, "retrieve_future", request_id=f"{client.model_id}:1")
             assert failed["category"] == "server"
             assert "the server ended 3 times while it did this request" in str(failed["error"])
+
+
+def test_a_server_that_was_killed_from_outside_counts_no_attempt(killed: Killed) -> None:
+    with running(killed.before) as first, first.sdk() as sdk:
+        client = made(sdk)
+        metrics = client.forward_backward([datum()], "cross_entropy").result().metrics
+        image = killed.image()
+        journal = sqlite3.connect(image / "journal.sqlite")
+        journal.execute("DELETE FROM result WHERE n > 1")
+        journal.execute("UPDATE request SET attempts = 3 WHERE seq = 1")
+        journal.commit()
+        journal.close()
+        with running(image, was_killed=True) as second:
+            assert post(second, "retrieve_future", request_id=f"{client.model_id}:1")["metrics"] == metrics
 
 
 def test_a_second_server_on_one_folder_is_refused_by_name(tmp_path: Path) -> None:

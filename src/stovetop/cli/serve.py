@@ -1,46 +1,71 @@
-"""The command `serve`: models of this machine for every client that speaks the Tinker protocol."""
+"""The command `serve`: models of this machine for every client that speaks the Tinker protocol. It is two processes: a
+parent that holds the port, and the server, which it starts again when that ends by itself (`server/supervisor.py`).
+Keys are `serve_keys.py`."""
 
 import argparse
 import importlib.util
 import logging
+import os
 import resource
+import shutil
 import signal
-from collections.abc import Sequence
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stovetop.cli.serve_keys import DEFAULT_STORAGE, keys
 from stovetop.cli.words import Action, count
 from stovetop.errors import InvalidRequest, MissingExtra
 from stovetop.model_store import canonical_name, require_model
 
 if TYPE_CHECKING:
-    from stovetop.server.serve import Server
+    from stovetop.server.keys import Keys
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+EVERY_ADDRESS = ("0.0.0.0", "::")
 MAX_FILES = 20_000  # one connection a request that waits
+LINE_EVERY_S = 60.0  # of what is going on, where the output is no terminal
 
 NEEDED = ("starlette", "uvicorn", "httptools", "google.protobuf", "zstandard")
 
+log = logging.getLogger(__name__)
+
 
 def serve(words: Sequence[str]) -> Action:
+    if words[:1] == ["keys"]:
+        return keys(words[1:])
     parser = argparse.ArgumentParser(
         "stovetop serve",
         description="Serves models to programs that use the Tinker SDK, unmodified. What it has acknowledged survives\n"
-        "a kill at any moment: started again on the same --storage, it goes on where it was.",
-        epilog="A client needs the two lines that are printed first. The server runs until Ctrl-C or SIGTERM.",
+        "a kill at any moment: it is started again and goes on where it was.",
+        epilog="A client needs the two lines that are printed first. The server runs until Ctrl-C or SIGTERM.\n"
+        "On this machine's own address any key that begins with tml- is good, until the first one is added:\n"
+        "stovetop serve keys add|list|revoke. Another --host needs keys; TLS is what a reverse proxy adds.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="+", help="a fetched model or a folder; NAME=FOLDER gives it a name of yours")
     parser.add_argument("--port", type=int, default=8765, help="0 is a free one (default: 8765)")
-    parser.add_argument("--host", default="127.0.0.1", help="only this machine's own, so far (default: 127.0.0.1)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--name", action="append", default=[], help="a name by which clients reach this machine, besides --host"
+    )
     parser.add_argument("--storage", type=Path, help="the server's own folder (default: ~/.stovetop/server)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the base models")
     parser.add_argument("--threads", type=count, help="to compute with")
+    parser.add_argument(
+        "--no-restart", action="store_true", help="one process, which another program starts again when it has ended"
+    )
+    parser.add_argument("--inherited", help=argparse.SUPPRESS)  # what a parent gives to its server
     options = parser.parse_args(words)
     models = _models(options.model)
     _check(options, models)
-    return lambda: _serve(options, models)
+    if options.inherited is not None:
+        return lambda: _serve_inherited(options, models)
+    return lambda: _open(options, models, list(words))
 
 
 def _models(words: Sequence[str]) -> dict[str, str]:
@@ -59,10 +84,17 @@ def _check(options: argparse.Namespace, models: dict[str, str]) -> None:
     missing = [package for package in NEEDED if importlib.util.find_spec(package.partition(".")[0]) is None]
     if missing:
         raise MissingExtra(missing[0], "server", "to serve,")
-    if options.host not in LOCAL_HOSTS:
+    if options.host in EVERY_ADDRESS and not options.name:
         raise InvalidRequest(
-            "the server has no keys yet, so it listens on this machine alone; leave --host out, and reach it through "
-            f"a tunnel: {options.host}"
+            f"requests are served for the names that clients use; give each, as in --name gpu.example.org: "
+            f"--host {options.host}"
+        )
+    if any("*" in name or "/" in name or ":" in name for name in options.name):
+        raise InvalidRequest(f"--name is the name of a machine, without a port: {options.name}")
+    if options.host not in LOCAL_HOSTS and not _keys(options).are_asked_for:
+        raise InvalidRequest(
+            f"another host than this machine's own needs keys; add one with `stovetop serve keys add NAME`: "
+            f"--host {options.host}"
         )
     if not 0 <= options.port < 2**16:
         raise InvalidRequest(f"--port must be in 0..65535: {options.port}")
@@ -70,10 +102,72 @@ def _check(options: argparse.Namespace, models: dict[str, str]) -> None:
         require_model(place)
 
 
-def _serve(options: argparse.Namespace, models: dict[str, str]) -> None:
+def _keys(options: argparse.Namespace) -> "Keys":
+    from stovetop.server.keys import Keys
+
+    return Keys(_storage(options))
+
+
+def _storage(options: argparse.Namespace) -> Path:
+    return (options.storage or DEFAULT_STORAGE).expanduser()
+
+
+# ---- the parent ----------------------------------------------------------------------------------------------------
+
+
+def _open(options: argparse.Namespace, models: dict[str, str], words: list[str]) -> None:
+    from stovetop.server.ports import listen
+    from stovetop.server.supervisor import Supervisor
+
+    listening = listen(options.host, options.port)
+    _print_exports(options, listening)
+    if options.no_restart:
+        return _serve(options, models, listening)
+
+    def command(port: int, pair: int, was_killed: bool) -> Sequence[str]:
+        inherited = f"--inherited={port},{pair},{int(was_killed)}"
+        return [sys.executable, "-m", "stovetop", "serve", *words, inherited]
+
+    _log_to_stderr()
+    supervisor = Supervisor(command, listening)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: supervisor.stop())
+    with listening:
+        code = supervisor.run()
+    if code != 0:
+        raise SystemExit(code)
+
+
+def _print_exports(options: argparse.Namespace, listening: socket.socket) -> None:
+    """The two lines that a client needs."""
+    host = options.name[0] if options.host in EVERY_ADDRESS else options.host
+    host = f"[{host}]" if ":" in host else host
+    key = "the key that `stovetop serve keys add` has printed" if _keys(options).are_asked_for else "tml-local"
+    print(f"export TINKER_BASE_URL=http://{host}:{listening.getsockname()[1]}")
+    print(f"export TINKER_API_KEY={key if key == 'tml-local' else f'tml-...  # {key}'}", flush=True)
+
+
+# ---- the server ----------------------------------------------------------------------------------------------------
+
+
+def _serve_inherited(options: argparse.Namespace, models: dict[str, str]) -> None:
+    from stovetop.server.supervisor import Lifeline
+
+    port, pair, was_killed = map(int, options.inherited.split(","))
+    lifeline = Lifeline(pair, _storage(options), os._exit)
+    _serve(options, models, socket.socket(fileno=port), bool(was_killed), lifeline.serves)
+
+
+def _serve(
+    options: argparse.Namespace,
+    models: dict[str, str],
+    listening: socket.socket,
+    was_killed: bool = False,
+    opened: Callable[[], object] = lambda: None,
+) -> None:
     from stovetop.backends import local
     from stovetop.backends.in_process import InProcessServiceClient
-    from stovetop.server.serve import Server, ServerOptions, listen
+    from stovetop.server.serve import Server, ServerOptions
 
     def open_service(storage: Path) -> InProcessServiceClient:
         return local.open_service(
@@ -86,23 +180,55 @@ def _serve(options: argparse.Namespace, models: dict[str, str]) -> None:
             download=None,
         )
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    _log_to_stderr()
     _allow_files(MAX_FILES)
-    storage = options.storage or Path.home() / ".stovetop" / "server"
-    listening = listen(options.host, options.port)
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"export TINKER_BASE_URL=http://{host}:{listening.getsockname()[1]}")
-    print("export TINKER_API_KEY=tml-local", flush=True)
-    server = Server(open_service, listening, ServerOptions(storage=storage, hosts=[*LOCAL_HOSTS, "[::1]"]))
+    server_keys = _keys(options)
+    server_options = ServerOptions(
+        storage=_storage(options),
+        hosts=[*LOCAL_HOSTS, "[::1]", *options.name, options.host, f"[{options.host}]"],
+        owner_of=server_keys.owner_of,
+        limits_of=server_keys.limits_of,
+        was_killed=was_killed,
+        opened=opened,
+        show=_Shown(),
+    )
+    server = Server(open_service, listening, server_options)
+
+    def stop(number: int, _frame: object) -> None:
+        """The first signal stops the server; a second one ends it at once, which loses nothing either."""
+        signal.signal(number, signal.SIG_DFL)
+        server.stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: _stop(server, number))
+        signal.signal(number, stop)
     server.run()
 
 
-def _stop(server: "Server", number: int) -> None:
-    """The first signal stops the server; a second one ends it at once, which loses nothing either."""
-    signal.signal(number, signal.SIG_DFL)
-    server.stop()
+class _Shown:
+    """Shows what is going on: in a terminal a line that stays the last one, elsewhere a line of the log now and then,
+    where anything has changed."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._last_s = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        if sys.stderr.isatty():
+            columns = shutil.get_terminal_size().columns
+            sys.stderr.write(f"{_CLEAR}{line[: columns - 1]}")
+            sys.stderr.flush()
+        elif line != self._last and time.monotonic() - self._last_s > LINE_EVERY_S:
+            log.info("%s", line)
+            self._last, self._last_s = line, time.monotonic()
+
+
+_CLEAR = "\r\x1b[2K"  # the line in which the cursor is
+
+
+def _log_to_stderr() -> None:
+    """In a terminal, over the line of what is going on."""
+    before = _CLEAR if sys.stderr.isatty() else ""
+    logging.basicConfig(level=logging.INFO, format=f"{before}%(asctime)s %(message)s")
 
 
 def _allow_files(num_files: int) -> None:

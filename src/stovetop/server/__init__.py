@@ -1,11 +1,15 @@
 """A server that speaks the Tinker protocol over one service in this process, and loses nothing that it acknowledged.
 
-serve          from start to stop: the port, the folder, the models      app        HTTP: routes, keys, limits, errors
+supervisor     the parent, which holds the port and starts it again      ports      what it holds
+serve          from start to stop: the folder, the models                app        HTTP: routes, keys, limits, errors
+keys           who may use it                                            limits     how much each owner may have
+connections    what begins a request in time                             display    what a server shows while it runs
 protocol       what each request of the protocol does                    uploads    bodies, read within limits
 bodies, codec  JSON and protobuf to values; wire: the messages           verbs      what a model's program is made of
 program        one model: call, put, acknowledge; replay                 programs   all of them
 snapshots      where a model's replay begins                             recovery   from the journal to all of this
 sessions, samplers, requests, checkpoints   the other things that clients name
+completions    samples that have ended, for one question about all      sweeping   what is forgotten in time
 journal, rows  what is kept, and how
 
 A request goes from app through protocol to a program or a sampler, whose client does the work; its result comes back

@@ -6,7 +6,7 @@ which the SDK waits longer than for a port that is closed.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,13 +15,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stovetop.concurrency import in_thread
-from stovetop.errors import APIStatusError, AuthenticationError, StovetopError
+from stovetop.errors import APIStatusError, StovetopError
 from stovetop.server.journal import JournalFailed
+from stovetop.server.keys import OwnerOf, local_owner
 from stovetop.server.protocol import PROTOCOL, Answer, Asked, Served, as_json
 from stovetop.server.recovery import Parts
 from stovetop.server.uploads import UploadLimits, plain, read_upload
@@ -29,9 +30,8 @@ from stovetop.server.uploads import UploadLimits, plain, read_upload
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 10
+BUSY_RETRY_AFTER_S = 1  # of what is over a limit that passes by itself
 LARGE_BYTES = 2**16  # what is decompressed in a thread
-
-OwnerOf = Callable[[str | None], str]  # of the key that a request has; raises AuthenticationError
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +47,6 @@ class Doors:
 
     def close(self) -> None:
         self.parts, self.state = None, "stopping"
-
-
-def local_owner(key: str | None) -> str:
-    """Without a file of keys, whoever reaches the port is the owner. The SDK wants a key of this form."""
-    if key is None or not key.startswith("tml-"):
-        raise AuthenticationError("set TINKER_API_KEY to a key that begins with tml-, such as tml-local")
-    return "local"
 
 
 def make_app(
@@ -83,6 +76,8 @@ async def _serve(doors: Doors, owner_of: OwnerOf, limits: UploadLimits, served: 
         body = await _body(request, limits)
         asked = Asked(owner, body, request.path_params, request.query_params, request.headers.get("accept", ""))
         answer = await served.serve(doors.parts, asked)
+    except ClientDisconnect:  # amid its upload: there is no client to answer
+        answer = as_json({"detail": "the upload was broken off"}, status=400)
     except JournalFailed:  # the process is about to end; what was asked is asked again after it
         return _not_now("stopping")
     except StovetopError as error:
@@ -90,7 +85,8 @@ async def _serve(doors: Doors, owner_of: OwnerOf, limits: UploadLimits, served: 
     except Exception:
         log.exception("%s %s failed", request.method, request.url.path)
         answer = as_json({"detail": "the server failed; its log says why"}, status=500)
-    return Response(answer.body, answer.status, media_type=answer.media_type)
+    headers = {"retry-after": str(BUSY_RETRY_AFTER_S)} if answer.status == 429 else None
+    return Response(answer.body, answer.status, headers, answer.media_type)
 
 
 async def _body(request: Request, limits: UploadLimits) -> bytes:

@@ -5,9 +5,10 @@ A field that is not known is passed over, as a newer SDK may send one; a known f
 is refused by name, so that nothing is computed that was not asked for.
 """
 
+import json
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from stovetop.errors import InvalidRequest
 
@@ -17,7 +18,15 @@ Seq = Annotated[int, Field(ge=0, lt=2**63)]
 TrainingSeq = Annotated[int, Field(ge=1, lt=2**63)]  # 0 is the request that made the model
 Ttl = Annotated[int, Field(ge=SHORTEST_TTL_S, le=LONGEST_TTL_S)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
-Metadata = dict[str, JsonValue]
+
+
+def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """It goes back to clients as JSON, which has no NaN."""
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+Metadata = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 
 Of = TypeVar("Of", bound="Body")
 
@@ -237,6 +246,25 @@ class Sample(Body):
 class RetrieveFuture(Body):
     request_id: Id
     allow_metadata_only: bool = False
+
+
+class SamplesOf(Body):
+    """One client of a sampling session."""
+
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: Id
+    cloned_sampler_id: Seq = 0
+
+
+class RetrieveFutures(Body):
+    target: SamplesOf
+    prev_cursor: Seq = 0
+    timeout: Annotated[float, Field(ge=0)] | None = None  # seconds
+    retrieved_request_ids: Annotated[list[Id], Field(max_length=100_000)] = []
+
+
+class JoinSamplingSession(Body):
+    sampling_session_id: Id
 
 
 TrainingBody = OptimStep | SaveWeights | SaveWeightsForSampler | LoadWeights

@@ -88,6 +88,11 @@ class Checkpoints:
             self._unwanted.discard(folder)
         self._folders.remove(folder)
 
+    def bytes_of(self, owner: str) -> int:
+        """That this owner's checkpoints have."""
+        with self._lock:
+            return sum(row.size_bytes for row in self._rows.values() if row.owner == owner)
+
     def needed(self) -> set[str]:
         """The folders that paths stand for."""
         return {row.folder for row in self._rows.values()}

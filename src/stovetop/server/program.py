@@ -25,7 +25,7 @@ from typing import Any, assert_never
 
 from stovetop.client import TrainingClient
 from stovetop.concurrency import in_thread
-from stovetop.errors import InvalidRequest, StovetopError
+from stovetop.errors import InvalidRequest, QueueFull, StovetopError
 from stovetop.futures import ClientFuture, pending, when_done
 from stovetop.server import codec
 from stovetop.server.checkpoints import path_of, row_of
@@ -46,6 +46,7 @@ from stovetop.server.verbs import (
     Verb,
     learns,
     name_of,
+    num_tokens_of,
     read_verb,
 )
 from stovetop.types import AdamParams, ForwardBackwardOutput, GetInfoResponse
@@ -105,6 +106,7 @@ class Program:
                 return known
             n = next(self._shared.numbers)
             request = self._request(call.seq, self._what(call.seq, call.verb), digest, n)
+            request.num_tokens = num_tokens_of(call.verb)
             called = self._call(n, call.verb, request.words)
             row = RequestRow(n, self.model.id, call.seq, call.kind, digest, zlib.compress(call.body, 1))
             changes = (put(row), *called.changes) if first is None else (first, put(row), *called.changes)
@@ -234,6 +236,8 @@ class Program:
             return self._make(verb)
         try:
             return self._call_on(self._made(), n, verb)
+        except QueueFull:  # nothing was called: the client asks again when there is room
+            raise
         except StovetopError as error:  # in the place of what it refuses
             if isinstance(verb, ForwardBackward) and not verb.forward_only:
                 self._spoil(str(error))
@@ -283,7 +287,8 @@ class Program:
                 raise InvalidRequest(verb.reason)
             case ForwardBackward():
                 ask = client.forward if verb.forward_only else client.forward_backward
-                return _Called(ask(verb.data, verb.loss_fn, verb.loss_fn_config).future(), _output_written)
+                asked = ask(verb.data, verb.loss_fn, verb.loss_fn_config)
+                return _Called(asked.future(), partial(_output_written, num_tokens_of(verb)))
             case Step():
                 params = AdamParams(**verb.params.model_dump(exclude={"type"}))
                 return _Called(client.optim_step(params).future(), _step_written)
@@ -305,6 +310,7 @@ class Program:
     def _save(self, client: TrainingClient, n: int, verb: Save) -> _Called:
         """Each save has a folder of its own, so that overwriting is replacing a row, and a replay never overwrites."""
         checkpoints, path = self._shared.checkpoints, path_of(self.model.id, verb)
+        self._shared.limits.require_bytes(self.model.owner, checkpoints.bytes_of(self.model.owner))
         checkpoints.reserve(self.model.id, verb)
         try:
             name, ttl, metadata = f"{verb.name}.{n}", verb.ttl_seconds, verb.user_metadata
@@ -369,9 +375,9 @@ def _failing(error: BaseException) -> _Called:
     return _Called(future, lambda _: Outcome(Result.of({})))
 
 
-def _output_written(output: ForwardBackwardOutput) -> Outcome:
-    return Outcome(Result("forward_backward", codec.write_forward_backward(output)))
+def _output_written(num_tokens: int, output: ForwardBackwardOutput) -> Outcome:
+    return Outcome(Result("forward_backward", codec.write_forward_backward(output)), num_tokens=num_tokens)
 
 
 def _step_written(response: Any) -> Outcome:
-    return Outcome(Result.of({"metrics": codec.finite(response.metrics)}))
+    return Outcome(Result.of({"metrics": codec.finite(response.metrics)}), num_steps=1)

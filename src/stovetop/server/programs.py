@@ -45,6 +45,13 @@ class Programs:
             raise NotFoundError(f"there is no model of this id: {model_id!r}")
         return program
 
+    def is_there(self, model_id: str) -> bool:
+        return model_id in self._by_id
+
+    def sessions_of(self, owner: str) -> list[str]:
+        """The session of each of this owner's models."""
+        return [program.model.session_id for program in list(self._by_id.values()) if program.model.owner == owner]
+
     def base_model_of(self, model_id: str) -> str:
         """Of a model that has saved something."""
         return self._by_id[model_id].model.base_model

@@ -25,9 +25,12 @@ from stovetop.server.verbs import Freeze, Load, Make, MakeFrom, Save, Step, Verb
 from stovetop.types import LoraConfig
 
 HOLD_S = 30.0  # that a question for a result waits for it; the client gives up at 45
+INLINE_BYTES = 2**20  # of a result that is larger, a client that can be asked is first told the size
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
+# Copies of a sampling client, in other processes, ask for a number. One question for all samples of a session
+# (sample_use_retrieve_futures) is answered to those who ask it, and clients are not told to.
 # One request for a call, whatever its size, so that it is whole or not at all, and its sums have one order.
 CLIENT_CONFIG = {
     "parallel_fwdbwd_chunks": False,
@@ -35,6 +38,7 @@ CLIENT_CONFIG = {
     "fwdbwd_max_chunk_bytes_count": 200_000_000,
     "fwdbwd_dispatch_bytes_semaphore_size": 400_000_000,
     "proto_compress_fwdbwd": True,
+    "sample_join_sampling_session": True,
 }
 
 Of = TypeVar("Of", bound=bodies.Body)
@@ -226,6 +230,9 @@ async def _make(
 ) -> Answer:
     parts.sessions.at_work(session_id, asked.owner)
     model_id = model_id_of(session_id, model_seq_id)
+    if not parts.programs.is_there(model_id):
+        sessions = parts.programs.sessions_of(asked.owner)
+        parts.limits.require_model(asked.owner, sum(map(parts.sessions.is_alive, sessions)))
     metadata = json.dumps(verb.user_metadata)
     row = ModelRow(model_id, session_id, asked.owner, base_model, metadata, time.time())
     request = await parts.programs.make(row, call(0, verb, asked.body))
@@ -269,7 +276,9 @@ async def asample(parts: Parts, asked: Asked) -> Answer:
         parts.sessions.at_work(sampler.session_id, asked.owner)
         return parts.samplers.sample(body, digest_of(asked.body), asked.owner)
 
-    return as_json((await in_thread(begin)).submitted())
+    request = await in_thread(begin)
+    await _committed(request.committed)
+    return as_json(request.submitted())
 
 
 # ---- futures -------------------------------------------------------------------------------------------------------
@@ -277,15 +286,46 @@ async def asample(parts: Parts, asked: Asked) -> Answer:
 
 async def retrieve_future(parts: Parts, asked: Asked) -> Answer:
     """Waits for the result, for `HOLD_S` seconds at most: then the client asks again."""
-    request_id = asked.read(bodies.RetrieveFuture).request_id
+    body = asked.read(bodies.RetrieveFuture)
+    request_id = body.request_id
     request = await _find_request(parts, request_id, asked.owner)
     try:
         async with asyncio.timeout(HOLD_S):
             result = await asyncio.wrap_future(request.finished)
     except TimeoutError:
-        return as_json({"type": "try_again", "request_id": request_id, "queue_state": "active"}, status=408)
+        state = parts.limits.queue_state(asked.owner)
+        return as_json({"type": "try_again", "request_id": request_id, **state}, status=408)
+    if body.allow_metadata_only and len(result.body) > INLINE_BYTES:
+        return as_json({"status": "complete_metadata", "response_payload_size": len(result.body)})
     request.delivered_s = time.monotonic()
     return await in_thread(partial(_payload, result, asked.accept))
+
+
+async def retrieve_futures(parts: Parts, asked: Asked) -> Answer:
+    """Waits until a sample of this client has ended, for `HOLD_S` seconds at most, and tells which have since its last
+    question."""
+    body = asked.read(bodies.RetrieveFutures)
+    target = body.target
+    parts.samplers.release(target.sampling_session_id, body.retrieved_request_ids, asked.owner)
+    ask = partial(parts.samplers.ask, target.sampling_session_id, target.cloned_sampler_id, asked.owner)
+    completions, committed = await in_thread(ask)
+    await _committed(committed)
+    ended, cursor, more = completions.after(body.prev_cursor)
+    hold_s = HOLD_S if body.timeout is None else min(body.timeout, HOLD_S)
+    if not ended and hold_s > 0:
+        try:
+            async with asyncio.timeout(hold_s):
+                await asyncio.wrap_future(more)
+        except TimeoutError:
+            pass
+        ended, cursor, _ = completions.after(body.prev_cursor)
+    return as_json({"completions": [each.as_json() for each in ended], "cursor": cursor})
+
+
+async def join_sampling_session(parts: Parts, asked: Asked) -> Answer:
+    sampler_id = asked.read(bodies.JoinSamplingSession).sampling_session_id
+    number = await in_thread(partial(parts.samplers.join, sampler_id, asked.owner))
+    return as_json({"type": "join_sampling_session", "client_counter": number})
 
 
 async def cancel_future(parts: Parts, asked: Asked) -> Answer:
@@ -340,5 +380,7 @@ PROTOCOL = [
     Served("GET", "samplers/{sampler_id}", get_sampler),
     Served("POST", "asample", asample),
     Served("POST", "retrieve_future", retrieve_future),
+    Served("POST", "retrieve_futures", retrieve_futures),
+    Served("POST", "join_sampling_session", join_sampling_session),
     Served("POST", "cancel_future", cancel_future),
 ]

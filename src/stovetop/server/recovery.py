@@ -17,11 +17,14 @@ from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.server.checkpoints import Checkpoints
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
+from stovetop.server.limits import Limits
 from stovetop.server.program import Program
 from stovetop.server.programs import Programs
 from stovetop.server.requests import Requests, Result
 from stovetop.server.rows import (
+    Change,
     CheckpointRow,
+    DrawnRow,
     ModelRow,
     RequestRow,
     ResultRow,
@@ -48,23 +51,37 @@ class Parts:
     checkpoints: Checkpoints
     samplers: Samplers
     programs: Programs
+    limits: Limits
 
 
-def recover(service: InProcessServiceClient, journal: Journal, storage: Path, end: Callable[[], object]) -> Parts:
+def recover(
+    service: InProcessServiceClient,
+    journal: Journal,
+    storage: Path,
+    limits: Limits,
+    end: Callable[[], object],
+    *,
+    was_killed: bool = False,
+) -> Parts:
     """All parts, as the journal has them. Takes as long as the replay; raises where that cannot be done. `end` ends the
-    process when an engine has died."""
+    process when an engine has died. `was_killed`: the server before this one was ended from outside, so the request
+    that it was replaying is not to blame."""
     for model in service.get_server_capabilities().supported_models:
         service.create_sampling_client(base_model=model.model_name).result()  # it is loaded, or it says why not
     folders = Folders(storage)
     checkpoints = Checkpoints(journal.rows(CheckpointRow), folders)
-    requests = Requests(journal, lambda: service.failed is not None, end)
+    requests = Requests(journal, limits, lambda: service.failed is not None, end)
+    if was_killed:
+        journal.put(Change("UPDATE request SET attempts = attempts - 1 WHERE attempts > 0", ())).result()
     rows = journal.rows(RequestRow, order="n")
-    samplers = Samplers(service, journal, requests, checkpoints, journal.rows(SamplerRow), folders)
+    samplers = Samplers(
+        service, journal, requests, checkpoints, journal.rows(SamplerRow), journal.rows(DrawnRow), folders
+    )
     snapshots = {row.model_id: row for row in journal.rows(SnapshotRow)}
     needed = checkpoints.needed() | samplers.needed() | {row.folder for row in snapshots.values()} | _read_by(rows)
     folders.remove_others(needed)
     last_n = rows[-1].n if rows else 0
-    shared = Shared(service, journal, requests, samplers, checkpoints, folders, count(last_n + 1))
+    shared = Shared(service, journal, requests, samplers, checkpoints, folders, limits, count(last_n + 1))
     programs: list[Program] = []
     results = {row.n: Result.stored(row) for row in journal.rows(ResultRow)}
     for model in journal.rows(ModelRow, order="created_s"):
@@ -72,7 +89,7 @@ def recover(service: InProcessServiceClient, journal: Journal, storage: Path, en
         _replay(program, [row for row in rows if row.model_id == model.id], results, snapshots.get(model.id))
         programs.append(program)
     sessions = Sessions(journal, {row.id: row for row in journal.rows(SessionRow)})
-    return Parts(service, journal, sessions, requests, checkpoints, samplers, Programs(shared, programs))
+    return Parts(service, journal, sessions, requests, checkpoints, samplers, Programs(shared, programs), limits)
 
 
 def _replay(

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 from stovetop.errors import APIStatusError, InvalidRequest, RequestFailedError, StovetopError
 from stovetop.futures import pending, when_done
 from stovetop.server.journal import Journal
+from stovetop.server.limits import Limits
 from stovetop.server.rows import Change, ResultRow, put
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class Outcome:
     result: Result
     changes: tuple[Change, ...] = ()
     appear: Callable[[], None] = lambda: None
+    num_steps: int = 0  # that it took
+    num_tokens: int = 0  # that were trained on, scored and drawn
 
 
 @dataclass(slots=True, eq=False)
@@ -88,9 +91,11 @@ class Request:
     finished: "Future[Result]" = field(default_factory=pending)
     cancel: Callable[[], None] = lambda: None
     words: dict[str, str] = field(default_factory=dict[str, str])  # of messages: what the client calls it instead
+    num_tokens: int = 0  # that it computes and draws at most
     accepted_s: float = field(default_factory=time.monotonic)
     finished_s: float | None = None  # monotonic, as the others
     delivered_s: float | None = None
+    released: bool = False  # its client has the result, and says so
 
     def submitted(self) -> dict[str, Any]:
         """What a client is answered when it submits it."""
@@ -118,10 +123,13 @@ def digest_of(identity: bytes) -> bytes:
 class Requests:
     """All that are in memory. One thread writes down what results come, in the order in which they come."""
 
-    def __init__(self, journal: Journal, has_failed: Callable[[], bool], end: Callable[[], object]) -> None:
+    def __init__(
+        self, journal: Journal, limits: Limits, has_failed: Callable[[], bool], end: Callable[[], object]
+    ) -> None:
         """`has_failed` says that an engine has died. What its requests were answered with is not true of them: they
         are done again by the next process, and `end` ends this one."""
         self._journal = journal
+        self._limits = limits
         self.has_failed = has_failed
         self._end = end
         self._closed = False
@@ -129,7 +137,13 @@ class Requests:
         self._lock = threading.Lock()  # protects the table, which threads change
         self._finishing = ThreadPoolExecutor(1, thread_name_prefix="results")
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, is_sample: bool = False) -> None:
+        """Where it is not done, it is in the queue now. Raises RateLimitError for a sample for which there is no room:
+        then it is not added."""
+        if not request.finished.done():
+            owner, num_tokens = request.owner, request.num_tokens
+            self._limits.enter(owner, num_tokens, is_sample=is_sample)
+            when_done(request.finished, lambda _: self._limits.leave(owner, num_tokens))
         with self._lock:
             self._by_id[request.id] = request
 
@@ -137,6 +151,12 @@ class Requests:
         """A request of this owner that is in memory. One of another is as good as none."""
         request = self._by_id.get(request_id)
         return request if request is not None and request.owner == owner else None
+
+    def discard(self, request: Request, error: BaseException) -> None:
+        """One that was added could not be begun."""
+        with self._lock:
+            del self._by_id[request.id]
+        request.finished.set_exception(error)
 
     def follow(self, request: Request, future: "Future[Any]", written: Callable[[Any], Outcome]) -> None:
         """When the future is done, so is the request: `written` makes the outcome of its value."""
@@ -180,6 +200,7 @@ class Requests:
             self._end()
         if self.has_failed() or self._closed:
             return
+        self._limits.did(num_steps=outcome.num_steps, num_tokens=outcome.num_tokens)
         changes = outcome.changes
         if request.n is not None:
             row = ResultRow(request.n, outcome.result.form, outcome.result.body, time.time())
@@ -203,6 +224,8 @@ def _tell(request: Request, outcome: Outcome, put: "Future[None]") -> None:
 def _is_over(request: Request, now_s: float) -> bool:
     if request.finished_s is None:
         return False
+    if request.released:
+        return True
     if request.delivered_s is not None:
         return now_s > request.delivered_s + KEPT_S
     return now_s > request.finished_s + NEVER_ASKED_S

@@ -32,6 +32,10 @@ CREATE TABLE sampler (
     id TEXT PRIMARY KEY, session_id TEXT NOT NULL, owner TEXT NOT NULL, base_model TEXT NOT NULL, model_path TEXT,
     model_id TEXT, n INTEGER, folder TEXT
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE drawn (
+    sampler_id TEXT NOT NULL, client INTEGER NOT NULL, first INTEGER NOT NULL, stop INTEGER NOT NULL,
+    PRIMARY KEY (sampler_id, client)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoint (
     path TEXT PRIMARY KEY, model_id TEXT NOT NULL, owner TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     n INTEGER NOT NULL, folder TEXT NOT NULL, size_bytes INTEGER NOT NULL, created_s REAL NOT NULL, expires_s REAL,
@@ -118,6 +122,16 @@ class SamplerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnRow:
+    """Places of samples of one client that a restart may lose: see `completions.py`."""
+
+    sampler_id: str
+    client: int
+    first: int
+    stop: int  # the one behind the last
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRow:
     """What a tinker:// path stands for."""
 
@@ -135,8 +149,10 @@ class CheckpointRow:
     user_metadata: str  # JSON
 
 
-Row = SessionRow | ModelRow | RequestRow | ResultRow | SnapshotRow | SamplerRow | CheckpointRow
-AnyRow = TypeVar("AnyRow", SessionRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, CheckpointRow)
+Row = SessionRow | ModelRow | RequestRow | ResultRow | SnapshotRow | SamplerRow | DrawnRow | CheckpointRow
+AnyRow = TypeVar(
+    "AnyRow", SessionRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow
+)
 
 
 def table_of(kind: type[Row]) -> str:

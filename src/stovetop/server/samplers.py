@@ -10,21 +10,24 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stovetop.client import SamplingClient, ServiceClient
 from stovetop.errors import InvalidRequest, NotFoundError
-from stovetop.futures import APIFuture, ClientFuture, pending
+from stovetop.futures import APIFuture, ClientFuture, pending, when_done
 from stovetop.saved_states import base_model_of
 from stovetop.server import bodies, codec
 from stovetop.server.checkpoints import Checkpoints
+from stovetop.server.completions import AHEAD, BLOCK, MOST_CLIENTS, Completion, Completions
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal, done, follow
 from stovetop.server.requests import Gone, Outcome, Request, Requests, Result
-from stovetop.server.rows import SamplerRow, put
+from stovetop.server.rows import DrawnRow, SamplerRow, put
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
+MOST_COPIES = 2**14  # clients of one session, in as many processes
 _SAMPLE = "sample-"  # what ids of samples begin with
 
 Open = Callable[[], ClientFuture[SamplingClient]]
@@ -38,8 +41,28 @@ class Sampler:
     open: Open
     client: ClientFuture[SamplingClient] | None
     committed: "Future[None]"
+    lost: dict[int, range] | None = None  # of one of before a restart: places that were written down, by client
     requests: dict[int, Request] = field(default_factory=dict[int, Request])  # by seq_id
-    lock: threading.Lock = field(default_factory=threading.Lock)  # protects the client and the requests
+    completions: dict[int, Completions] = field(default_factory=dict[int, Completions])  # by the number of a client
+    lock: threading.Lock = field(default_factory=threading.Lock)  # protects the client and what follows
+
+    def completions_of(self, client_number: int) -> Completions:
+        """Those of a client, under the lock."""
+        if client_number not in self.completions and len(self.completions) >= MOST_COPIES:
+            raise InvalidRequest(
+                f"a sampling session may have {MOST_COPIES} clients; make another one: {self.row.id!r}"
+            )
+        if client_number not in self.completions:
+            lost = range(0) if self.lost is None else self.lost.get(client_number, range(AHEAD))
+            first = _ids_of_samples(self.row.id), client_number * BLOCK
+            self.completions[client_number] = Completions(first, lost)
+        return self.completions[client_number]
+
+    def release(self, seq_id: int) -> None:
+        """The client has this sample, or will not come for it."""
+        client_number, place = divmod(seq_id, BLOCK)
+        if client_number in self.completions:
+            self.completions[client_number].release(place)
 
 
 class Writing(NamedTuple):
@@ -60,6 +83,7 @@ class Samplers:
         requests: Requests,
         checkpoints: Checkpoints,
         rows: Iterable[SamplerRow],
+        drawn: Iterable[DrawnRow],
         folders: Folders,
     ) -> None:
         self._service = service
@@ -67,7 +91,11 @@ class Samplers:
         self._requests = requests
         self._checkpoints = checkpoints
         self._folders = folders
-        self._by_id = {row.id: Sampler(row, self._opener(row), None, done()) for row in rows}
+        self._by_id = {row.id: Sampler(row, self._opener(row), None, done(), lost={}) for row in rows}
+        for row in drawn:
+            sampler = self._by_id.get(row.sampler_id)
+            if sampler is not None and sampler.lost is not None:
+                sampler.lost[row.client] = range(row.first, row.stop)
         self._lock = threading.Lock()  # protects the table: a session is made once
 
     # ---- sessions ----------------------------------------------------------------------------------------------------
@@ -182,16 +210,56 @@ class Samplers:
             if sampler.client is None:
                 sampler.client = sampler.open()
             client = sampler.client.result()
-            request_id = f"{_SAMPLE}{secrets.token_hex(8)}"
+            client_number, place = divmod(body.seq_id, BLOCK)
+            completions = sampler.completions_of(client_number)
+            request_id = f"{_ids_of_samples(body.sampling_session_id)}{body.seq_id}"
             sequences = [f"{request_id}-{index}" for index in range(body.num_samples)]
             what = f"sample (seq_id {body.seq_id} of {body.sampling_session_id})"
-            drawn = self._draw(client, body)
             request = Request(request_id, owner, what, digest, response={"sample_sequence_ids": sequences})
+            request.num_tokens = _num_tokens(body)
+            self._requests.add(request, is_sample=True)
+            try:
+                drawn = self._draw(client, body)
+            except BaseException as error:
+                self._requests.discard(request, error)
+                raise
             request.cancel = drawn.cancel
             sampler.requests[body.seq_id] = request
-        self._requests.add(request)
-        self._requests.follow(request, drawn.future(), _written)
+            follow(self._write_down(sampler, client_number, completions.begin(place)), request.committed)
+        when_done(request.finished, lambda _: completions.add(place, _completion(request)))
+        self._requests.follow(request, drawn.future(), partial(_written, len(_tokens(body))))
         return request
+
+    def join(self, sampler_id: str, owner: str) -> int:
+        """A number for another client of this session, that none has: drawn, so that none of before a restart does."""
+        sampler = self._find(sampler_id, owner)
+        with sampler.lock:
+            number = 0
+            while number == 0 or number in sampler.completions:
+                number = secrets.randbelow(MOST_CLIENTS)
+            sampler.completions_of(number)
+            return number
+
+    def ask(self, sampler_id: str, client_number: int, owner: str) -> "tuple[Completions, Future[None]]":
+        """The samples of one client of a session that have ended, which may be told when the future is done."""
+        sampler = self._find(sampler_id, owner)
+        with sampler.lock:
+            completions = sampler.completions_of(client_number)
+            return completions, self._write_down(sampler, client_number, completions.ask())
+
+    def _write_down(self, sampler: Sampler, client_number: int, places: range | None) -> "Future[None]":
+        if places is None:
+            return done()
+        return self._journal.put(put(DrawnRow(sampler.row.id, client_number, places.start, places.stop)))
+
+    def release(self, sampler_id: str, request_ids: Iterable[str], owner: str) -> None:
+        """Its client has these results: they need not be kept. Those of others are passed over."""
+        sampler = self._find(sampler_id, owner)
+        for request_id in request_ids:
+            request = self._requests.find(request_id, owner)
+            if request is not None and request_id.startswith(_ids_of_samples(sampler_id)):
+                request.released = True
+                sampler.release(int(request_id.rpartition(":")[2]))
 
     def forget(self, requests: Iterable[Request]) -> None:
         """Their results are not kept any more; a client that sends one again draws anew."""
@@ -200,9 +268,10 @@ class Samplers:
             with sampler.lock:
                 for seq_id in [seq_id for seq_id, request in sampler.requests.items() if id(request) in over]:
                     del sampler.requests[seq_id]
+                    sampler.release(seq_id)
 
     def _draw(self, client: SamplingClient, body: bodies.Sample) -> APIFuture[Any]:
-        prompt = ModelInput.from_ints([token for chunk in body.prompt.chunks for token in chunk.tokens])
+        prompt = ModelInput.from_ints(_tokens(body))
         params = SamplingParams(**body.sampling_params.model_dump())
         if self._scores_a_full_context(client, prompt, body):
             return client.compute_logprobs(prompt, body.prompt_logprobs_last_n)
@@ -228,15 +297,37 @@ class Samplers:
         return lengths.get(client.get_base_model())
 
 
+def _ids_of_samples(sampler_id: str) -> str:
+    """What they begin with; the seq_id follows. So an id can be told when what it stood for is lost."""
+    return f"{_SAMPLE}{sampler_id}:"
+
+
 def is_sample(request_id: str) -> bool:
     """Whether it is, or was, the id of a sample."""
     return request_id.startswith(_SAMPLE)
 
 
-def _written(value: SampleResponse | list[float | None]) -> Outcome:
+def _tokens(body: bodies.Sample) -> list[int]:
+    return [token for chunk in body.prompt.chunks for token in chunk.tokens]
+
+
+def _num_tokens(body: bodies.Sample) -> int:
+    """That are computed and drawn at most; one that may fill its context counts for its prompt."""
+    return len(_tokens(body)) + body.num_samples * max(0, body.sampling_params.max_tokens or 0)
+
+
+def _completion(request: Request) -> Completion:
+    if request.finished.exception() is not None:
+        return Completion(request.id, None)
+    result = request.finished.result()
+    return Completion(request.id, None if result.form == "failed" else len(result.body))
+
+
+def _written(num_tokens_of_prompt: int, value: SampleResponse | list[float | None]) -> Outcome:
     if isinstance(value, list):  # logprobs of a prompt that fills the context: no token was drawn
         value = SampleResponse([SampledSequence("length", [], [])], prompt_logprobs=value)
-    return Outcome(Result("sample", codec.write_sample(value)))
+    num_tokens = num_tokens_of_prompt + sum(len(sequence.tokens) for sequence in value.sequences)
+    return Outcome(Result("sample", codec.write_sample(value)), num_tokens=num_tokens)
 
 
 def describe(row: SamplerRow) -> Mapping[str, Any]:

@@ -23,9 +23,15 @@ from filelock import FileLock, Timeout
 
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.errors import InvalidRequest, StovetopError
-from stovetop.server.app import Doors, OwnerOf, local_owner, make_app
+from stovetop.server.app import Doors, make_app
+from stovetop.server.connections import ConnectionLimits, bounded
+from stovetop.server.display import line, look
 from stovetop.server.journal import Journal
+from stovetop.server.keys import OwnerOf, local_owner
+from stovetop.server.limits import UNLIMITED, Limits, LimitsOf
+from stovetop.server.ports import BACKLOG
 from stovetop.server.recovery import Parts, recover
+from stovetop.server.supervisor import was_orphaned
 from stovetop.server.sweeping import sweep
 from stovetop.server.uploads import UploadLimits
 
@@ -33,9 +39,9 @@ log = logging.getLogger(__name__)
 
 EXIT_FAILED = 70  # EX_SOFTWARE: start it again
 MAX_THREADS = 64  # that wait or decode; a bound, not a tuned number
-BACKLOG = 4096  # connections that the system may hold before they are accepted
 STOP_S = 3.0  # for requests that are under way
 SWEEP_EVERY_S = 10.0
+SHOW_EVERY_S = 1.0
 SNAPSHOT_S = 60.0  # for the last snapshots; what they do not cover is replayed
 
 OpenService = Callable[[Path], InProcessServiceClient]  # saving under this folder, with its models loading
@@ -48,23 +54,13 @@ class ServerOptions:
     storage: Path  # of this server alone: its journal, checkpoints, snapshots
     hosts: list[str] = field(default_factory=lambda: ["127.0.0.1", "localhost"])  # Host headers that are served
     owner_of: OwnerOf = local_owner
+    limits_of: LimitsOf = lambda owner: UNLIMITED
     limits: UploadLimits = field(default_factory=UploadLimits)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    was_killed: bool = False  # the server before this one, from outside
+    opened: Callable[[], object] = lambda: None  # called when it serves
+    show: Callable[[str], object] = lambda line: None  # called every second, with what is going on
     end: Callable[[int], object] = os._exit  # the process, at once, with this code
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A port that is open: connections wait until the server takes them. Port 0 is a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # the protocol is named, for asyncio switches Nagle's algorithm off only then: 40 ms an answer
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise InvalidRequest(f"cannot listen there ({error.strerror}); choose another --port: {host}:{port}") from error
-    listening.listen(BACKLOG)
-    return listening
 
 
 class Server:
@@ -83,7 +79,7 @@ class Server:
         app = make_app(self.doors, hosts=options.hosts, owner_of=options.owner_of, limits=options.limits)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=bounded(options.connections),  # type: ignore[arg-type] # it calls what it is given
             lifespan="off",
             log_level="warning",
             access_log=False,
@@ -99,9 +95,21 @@ class Server:
         with self._listening, _alone_in(storage), self._listens(), self._parts(storage) as parts:
             self.doors.open(parts)
             log.info("serving %s", ", ".join(str(name) for name in _names(parts.service)))
-            while not self._stops.wait(SWEEP_EVERY_S):
-                sweep(parts, time.time())
+            self._options.opened()
+            self._watch(parts)
             self._shut()
+
+    def _watch(self, parts: Parts) -> None:
+        """Until it is told to stop."""
+        before = look(parts, time.monotonic())
+        swept_s = before.at_s
+        while not self._stops.wait(SHOW_EVERY_S):
+            now = look(parts, time.monotonic())
+            self._options.show(line(before, now))
+            before = now
+            if now.at_s - swept_s > SWEEP_EVERY_S:
+                sweep(parts, time.time())
+                swept_s = now.at_s
 
     def stop(self) -> None:
         """From another thread or a signal's handler. One that still starts just ends: nothing was promised since."""
@@ -124,6 +132,10 @@ class Server:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="call"))
         await self._http.serve(sockets=[self._listening])
 
+    def _fail(self) -> None:
+        """What was promised cannot be kept by this process any more."""
+        self._options.end(EXIT_FAILED)
+
     def _shut(self) -> None:
         """Lets nothing in any more, and ends what waits for results."""
         self.doors.close()
@@ -133,11 +145,13 @@ class Server:
     def _parts(self, storage: Path) -> Generator[Parts]:
         """All parts, from the start of the replay until everything is closed."""
         with ExitStack() as closing:
-            journal = Journal(storage / "journal.sqlite", lambda _: self._options.end(EXIT_FAILED))
+            journal = Journal(storage / "journal.sqlite", lambda _: self._fail())
             closing.callback(journal.close)
             service = self._open_service(storage)
             closing.callback(service.__exit__, _Stopped, _Stopped(), None)
-            parts = recover(service, journal, storage, lambda: self._options.end(EXIT_FAILED))
+            limits = Limits(self._options.limits_of)
+            was_killed = was_orphaned(storage) or self._options.was_killed
+            parts = recover(service, journal, storage, limits, self._fail, was_killed=was_killed)
             closing.callback(parts.requests.close)
             yield parts
             parts.programs.rest(SNAPSHOT_S)

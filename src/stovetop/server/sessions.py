@@ -16,6 +16,8 @@ from stovetop.server.journal import Journal
 from stovetop.server.requests import Gone
 from stovetop.server.rows import SessionRow, put
 
+ALIVE_S = 900.0  # since a client was heard of: its heart beats every 10 s
+
 
 class Sessions:
     """All of them, with when each was last heard of (monotonic seconds; not kept over a restart, at which each counts
@@ -48,6 +50,16 @@ class Sessions:
             raise Gone(f"this session has finished; make a new ServiceClient: {session_id!r}")
         self.last_seen_s[session_id] = time.monotonic()
         return row
+
+    def is_alive(self, session_id: str) -> bool:
+        """It has not finished, and was heard of lately."""
+        row = self._rows.get(session_id)
+        if row is None or row.finished is not None:
+            return False
+        return time.monotonic() - self.last_seen_s[session_id] < ALIVE_S
+
+    def num_alive(self) -> int:
+        return sum(map(self.is_alive, list(self._rows)))
 
     def finish(self, session_id: str, body: FinishSession, owner: str) -> "Future[None]":
         """The first reason stays."""

@@ -7,6 +7,7 @@ from stovetop.client import ServiceClient
 from stovetop.server.checkpoints import Checkpoints
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
+from stovetop.server.limits import Limits
 from stovetop.server.requests import Requests
 from stovetop.server.samplers import Samplers
 
@@ -21,4 +22,5 @@ class Shared:
     samplers: Samplers
     checkpoints: Checkpoints
     folders: Folders
+    limits: Limits
     numbers: "count[int]"  # of requests, over all models

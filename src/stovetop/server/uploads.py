@@ -1,8 +1,9 @@
-"""The bodies of requests, read within limits: of bytes as they come and as they are when decompressed, and of the time
-between two pieces of one that stalls."""
+"""The bodies of requests, read within limits: of bytes as they come and as they are when decompressed, and of time, for
+one that stalls or drips."""
 
 import asyncio
 import io
+import time
 from dataclasses import dataclass
 
 import zstandard
@@ -29,6 +30,7 @@ class Stalled(APIStatusError):
 class UploadLimits:
     max_bytes: int = 256 * 2**20  # as sent, and again as decompressed
     stall_s: float = 60.0  # without a byte
+    within_s: float = 1800.0  # in all
 
 
 async def read_upload(request: Request, limits: UploadLimits) -> bytes:
@@ -39,12 +41,16 @@ async def read_upload(request: Request, limits: UploadLimits) -> bytes:
     pieces: list[bytes] = []
     num_bytes = 0
     stream = request.stream()
+    give_up_s = time.monotonic() + limits.within_s
     while True:
+        wait_s = min(limits.stall_s, give_up_s - time.monotonic())
         try:
-            async with asyncio.timeout(limits.stall_s):
+            async with asyncio.timeout(wait_s):
                 piece = await anext(stream, None)
         except TimeoutError:
-            raise Stalled(f"nothing came for {limits.stall_s:g} s; send the request again") from None
+            raise Stalled(
+                f"nothing came for {limits.stall_s:g} s, or not all in {limits.within_s:g} s; send the request again"
+            ) from None
         if piece is None:
             return b"".join(pieces)
         num_bytes += len(piece)

@@ -151,6 +151,11 @@ def rests(verb: Verb) -> bool:
     return isinstance(verb, Make | MakeFrom | Step | Load)
 
 
+def num_tokens_of(verb: Verb) -> int:
+    """That it computes."""
+    return sum(datum.model_input.length for datum in verb.data) if isinstance(verb, ForwardBackward) else 0
+
+
 def name_of(verb: Verb) -> str:
     """What clients call it."""
     match verb:
