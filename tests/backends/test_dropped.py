@@ -188,3 +188,20 @@ def test_the_embedded_backend_lets_its_model_go(tmp_path: Path) -> None:
     assert engine() is not None
     del client
     assert eventually(lambda: gc.collect() >= 0 and engine() is None)
+
+
+def test_a_client_that_is_released_leaves_memory_and_its_id_can_be_taken_again(tmp_path: Path) -> None:
+    """Behind all that was called on it, and from what it saved."""
+    watched = Watched(tmp_path)
+    with watched.service() as service:
+        client = service.create_lora_training_client("a/b", 4, 1, model_id="mine").result()
+        client.forward_backward([datum()], "cross_entropy")
+        client.optim_step(AdamParams(learning_rate=0.1))
+        weights = client.forward([datum()], "cross_entropy")
+        saved = client.save_state("s")
+        service.release(client)
+        (engine,) = watched.engines
+        assert eventually(lambda: not engine.adapters)
+        again = service.create_training_client_from_state_with_optimizer(saved.result().path, model_id="mine").result()
+        assert again.forward([datum()], "cross_entropy").result().metrics == weights.result().metrics
+        assert len(engine.adapters) == 1

@@ -16,6 +16,7 @@ from tinker import types
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.server.ports import listen
+from stovetop.server.recovery import Parts
 from stovetop.server.serve import Server, ServerOptions
 
 KEY = "tml-test"
@@ -33,6 +34,16 @@ class Running:
     def sdk(self, **more: Any) -> tinker.ServiceClient:
         """The official client."""
         return tinker.ServiceClient(base_url=self.url, api_key=KEY, **more)
+
+    def rest(self, key: str = KEY) -> tinker.RestClient:
+        """The official client of lists and checkpoints, which makes no session."""
+        return tinker.RestClient(base_url=self.url, api_key=key)
+
+    @property
+    def parts(self) -> Parts:
+        """What it works with."""
+        assert self.server.doors.parts is not None
+        return self.server.doors.parts
 
     def http(self, key: str = KEY) -> httpx.Client:
         """A raw one."""

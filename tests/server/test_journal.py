@@ -71,7 +71,7 @@ def test_a_journal_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=7")
     connection.close()
-    with pytest.raises(StovetopError, match="version 7, and this stovetop reads and writes version 1"):
+    with pytest.raises(StovetopError, match="version 7, and this stovetop reads and writes version 2"):
         Journal(path)
 
 

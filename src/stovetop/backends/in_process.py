@@ -197,6 +197,12 @@ class InProcessServiceClient(ServiceClient):
             ]
         )
 
+    def release(self, client: InProcessTrainingClient) -> None:
+        """Takes the adapter of this client out of memory, behind all that was called. Nothing may be called on the
+        client any more; another one of its `model_id` can be made, from what was saved."""
+        self._runs.pop(client.model_id, None)
+        client.release()
+
     @property
     def failed(self) -> BaseException | None:
         """What one of its engines died of, or why it could not be loaded."""

@@ -60,7 +60,12 @@ class InProcessTrainingClient:
         self._config = config
         self._run = run
         self._number = itertools.count(1)
-        weakref.finalize(self, base.thread.forget, ops.Drop(self._adapter)).atexit = False
+        self._dropped = weakref.finalize(self, base.thread.forget, ops.Drop(self._adapter))
+        self._dropped.atexit = False
+
+    def release(self) -> None:
+        """See `InProcessServiceClient.release`."""
+        self._dropped()
 
     @checked
     def forward(

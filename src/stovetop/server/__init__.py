@@ -4,9 +4,11 @@ supervisor     the parent, which holds the port and starts it again      ports  
 serve          from start to stop: the folder, the models                app        HTTP: routes, keys, limits, errors
 keys           who may use it                                            limits     how much each owner may have
 connections    what begins a request in time                             display    what a server shows while it runs
-protocol       what each request of the protocol does                    uploads    bodies, read within limits
+protocol       what each request of training and sampling does           uploads    bodies, read within limits
+rest           lists and what is done with checkpoints                   downloads  links to files that need no key
 bodies, codec  JSON and protobuf to values; wire: the messages           verbs      what a model's program is made of
 program        one model: call, put, acknowledge; replay                 programs   all of them
+live           one model in memory                                       sweeping   what is forgotten in time
 snapshots      where a model's replay begins                             recovery   from the journal to all of this
 sessions, samplers, requests, checkpoints   the other things that clients name
 completions    samples that have ended, for one question about all      sweeping   what is forgotten in time

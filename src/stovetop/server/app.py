@@ -1,5 +1,5 @@
 """The server as an ASGI application: routes, keys, limits, and what errors are answered with. What requests do is in
-tables of functions that know no HTTP (`protocol.py`).
+tables of functions that know no HTTP (`protocol.py`, `rest.py`).
 
 While models load and the journal is replayed, every request but a health check is answered 503 with `retry-after`, for
 which the SDK waits longer than for a port that is closed.
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from stovetop.concurrency import in_thread
@@ -25,6 +25,7 @@ from stovetop.server.journal import JournalFailed
 from stovetop.server.keys import OwnerOf, local_owner
 from stovetop.server.protocol import PROTOCOL, Answer, Asked, Served, as_json
 from stovetop.server.recovery import Parts
+from stovetop.server.rest import REST
 from stovetop.server.uploads import UploadLimits, plain, read_upload
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def make_app(
     hosts: list[str],
     owner_of: OwnerOf = local_owner,
     limits: UploadLimits | None = None,
-    tables: Iterable[Served] = PROTOCOL,
+    tables: Iterable[Served] = (*PROTOCOL, *REST),
 ) -> Starlette:
     """`hosts`: for which Host headers requests are served, against pages that make a browser send some here."""
     serve = partial(_serve, doors, owner_of, limits or UploadLimits())
@@ -70,12 +71,11 @@ def make_app(
 
 async def _serve(doors: Doors, owner_of: OwnerOf, limits: UploadLimits, served: Served, request: Request) -> Response:
     try:
-        owner = owner_of(request.headers.get("x-api-key"))
+        owner = "" if served.is_signed else owner_of(request.headers.get("x-api-key"))
         if doors.parts is None:
             return _not_now(doors.state)
         body = await _body(request, limits)
-        asked = Asked(owner, body, request.path_params, request.query_params, request.headers.get("accept", ""))
-        answer = await served.serve(doors.parts, asked)
+        answer = await served.serve(doors.parts, _asked(owner, body, request))
     except ClientDisconnect:  # amid its upload: there is no client to answer
         answer = as_json({"detail": "the upload was broken off"}, status=400)
     except JournalFailed:  # the process is about to end; what was asked is asked again after it
@@ -85,6 +85,28 @@ async def _serve(doors: Doors, owner_of: OwnerOf, limits: UploadLimits, served: 
     except Exception:
         log.exception("%s %s failed", request.method, request.url.path)
         answer = as_json({"detail": "the server failed; its log says why"}, status=500)
+    return _response(answer)
+
+
+def _asked(owner: str, body: bytes, request: Request) -> Asked:
+    headers = request.headers
+    return Asked(
+        owner,
+        body,
+        request.path_params,
+        request.query_params,
+        headers.get("accept", ""),
+        str(request.base_url),
+        headers.get("x-idempotency-key", ""),
+    )
+
+
+def _response(answer: Answer) -> Response:
+    if answer.file is not None:
+        return FileResponse(answer.file, media_type=answer.media_type)
+    if answer.pieces is not None:
+        shown = {"content-disposition": f'attachment; filename="{answer.name}"'}
+        return StreamingResponse(answer.pieces, media_type=answer.media_type, headers=shown)
     headers = {"retry-after": str(BUSY_RETRY_AFTER_S)} if answer.status == 429 else None
     return Response(answer.body, answer.status, headers, answer.media_type)
 

@@ -6,13 +6,16 @@ is refused by name, so that nothing is computed that was not asked for.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from stovetop.client import AccessScope
 from stovetop.errors import InvalidRequest
 
 SHORTEST_TTL_S, LONGEST_TTL_S = 3600, 10 * 365 * 86_400  # an hour to ten years
+LONGEST_PAGE = 1000  # entries of a list at once
 
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
 TrainingSeq = Annotated[int, Field(ge=1, lt=2**63)]  # 0 is the request that made the model
@@ -49,12 +52,24 @@ def read_body(kind: type[Of], data: bytes) -> Of:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in error.errors()[:4]
-        )
-        raise InvalidRequest(f"this request cannot be read: {problems}") from None
+        raise _unreadable(error) from None
     except RecursionError:
         raise InvalidRequest("this request cannot be read: it is nested too deeply") from None
+
+
+def read_query(kind: type[Of], query: Mapping[str, str]) -> Of:
+    """The same for what stands behind the path, where every value is text."""
+    try:
+        return kind.model_validate_strings(dict(query))
+    except ValidationError as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: ValidationError) -> InvalidRequest:
+    problems = "; ".join(
+        f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in error.errors()[:4]
+    )
+    return InvalidRequest(f"this request cannot be read: {problems}")
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------
@@ -168,6 +183,16 @@ class SaveWeightsForSampler(Body):
         return self
 
 
+class SaveWeightsExternal(Body):
+    """As files that other programs read: the folder of PEFT."""
+
+    model_id: Id
+    seq_id: TrainingSeq
+    path: str
+    ttl_seconds: Ttl | None = None
+    age_encryption_recipients: Annotated[list[str], Field(max_length=0)] | None = None  # not offered
+
+
 class LoadWeights(Body):
     """Into a model that is there (model_id and seq_id), or as a new one (session_id and model_seq_id)."""
 
@@ -240,6 +265,59 @@ class Sample(Body):
     record_stability_info: Literal[False] | None = None
 
 
+# ---- lists and checkpoints -----------------------------------------------------------------------------------------
+
+
+class Listed(Body):
+    """Which part of a list is asked for. `accessible` is what is owned: what others have published is not listed."""
+
+    limit: Annotated[int, Field(ge=0, le=LONGEST_PAGE)] = 100
+    offset: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    access_scope: AccessScope = "owned"
+
+
+class ListedRuns(Listed):
+    limit: Annotated[int, Field(ge=0, le=LONGEST_PAGE)] = 20
+    project_id: str | None = None
+
+
+class SetTtl(Body):
+    ttl_seconds: Ttl | None  # from now on; None: for ever
+
+
+class WeightsInfo(Body):
+    tinker_path: Id
+
+
+class CopyWeights(Body):
+    """Into a run of its own, of a project, or of a session."""
+
+    source_path: Id
+    destination_project_id: str | None = None
+    session_id: Id | None = None
+    model_seq_id: Seq | None = None
+    ttl_seconds: Ttl | None = None
+    weights_access_token: None = None  # there are no other accounts here
+
+    @model_validator(mode="after")
+    def _names_one(self) -> "CopyWeights":
+        if (self.session_id is None) != (self.model_seq_id is None):
+            raise ValueError("needs session_id and model_seq_id, or neither")
+        if (self.session_id is None) == (self.destination_project_id is None):
+            raise ValueError("needs destination_project_id, or session_id and model_seq_id, and not both")
+        return self
+
+
+class Download(Body):
+    """What a signed link says: see `downloads.py`."""
+
+    path: Id
+    n: Seq
+    file: str = ""
+    expires: Seq
+    signature: str
+
+
 # ---- futures -------------------------------------------------------------------------------------------------------
 
 
@@ -267,4 +345,4 @@ class JoinSamplingSession(Body):
     sampling_session_id: Id
 
 
-TrainingBody = OptimStep | SaveWeights | SaveWeightsForSampler | LoadWeights
+TrainingBody = OptimStep | SaveWeights | SaveWeightsForSampler | SaveWeightsExternal | LoadWeights

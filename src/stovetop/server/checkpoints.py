@@ -1,21 +1,36 @@
 """Saved weights by their tinker:// paths. A path stands for a folder because a row says so: no path on the disk is ever
-made from what a client sends, and what is overwritten is replaced at once, when its row is."""
+made from what a client sends, and what is overwritten is replaced at once, when its row is.
+
+What is published may be read by every owner, and changed by its own alone. What has expired is as good as deleted, and
+the next sweep deletes it.
+"""
 
 import json
+import logging
+import os
+import secrets
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from stovetop.checks import take
 from stovetop.client import MAX_NAME, CheckpointName
 from stovetop.durable import MANIFEST
-from stovetop.errors import InvalidRequest, NotFoundError
+from stovetop.errors import InvalidRequest, NotFoundError, StovetopError
+from stovetop.futures import then
 from stovetop.rules import rule_of
+from stovetop.saved_states import SavedState, describe
 from stovetop.server.folders import Folders
-from stovetop.server.rows import CheckpointRow
+from stovetop.server.journal import Journal
+from stovetop.server.rows import Change, CheckpointRow, ModelRow, put
 from stovetop.server.verbs import Save
+
+log = logging.getLogger(__name__)
 
 LONGEST_NAME = MAX_NAME - 20  # characters: with the number of its request behind it, a service takes the name too
 
@@ -23,20 +38,59 @@ LONGEST_NAME = MAX_NAME - 20  # characters: with the number of its request behin
 class Checkpoints:
     """All that are committed, and the names that are being saved."""
 
-    def __init__(self, rows: Iterable[CheckpointRow], folders: Folders) -> None:
+    def __init__(self, rows: Iterable[CheckpointRow], folders: Folders, journal: Journal) -> None:
         self._folders = folders
+        self._journal = journal
         self._rows = {row.path: row for row in rows}
         self._being_saved = set[str]()
         self._in_use = Counter[str]()  # folders that a replay would read
         self._unwanted = set[str]()  # of them, those that no path stands for any more
         self._lock = threading.Lock()  # protects them all
 
+    # ---- finding -----------------------------------------------------------------------------------------------------
+
     def find(self, path: str, owner: str) -> CheckpointRow:
-        """The checkpoint at this path. One of another owner, or one that has expired, is as good as none."""
+        """The checkpoint at this path, to read it. One of another owner that is not published is as good as none."""
         row = self._rows.get(path)
-        if row is None or row.owner != owner or (row.expires_s is not None and row.expires_s < time.time()):
+        if row is None or not (row.owner == owner or row.public) or _is_over(row, time.time()):
             raise NotFoundError(f"there is no checkpoint at this path; pass the one that a save returned: {path!r}")
         return row
+
+    def find_own(self, path: str, owner: str) -> CheckpointRow:
+        """The same, to change it."""
+        row = self._rows.get(path)
+        if row is None or row.owner != owner:
+            raise NotFoundError(f"you have no checkpoint at this path; pass the one that a save returned: {path!r}")
+        return self.find(path, owner)
+
+    def find_signed(self, path: str, n: int) -> CheckpointRow:
+        """The one that request `n` saved there, for a link that was signed for it."""
+        row = self._rows.get(path)
+        if row is None or row.n != n or _is_over(row, time.time()):
+            raise NotFoundError(f"this checkpoint is not there any more: {path!r}")
+        return row
+
+    def owned(self, owner: str, model_id: str | None = None) -> list[CheckpointRow]:
+        """Those of an owner, or of one of its models, the newest first."""
+        now_s = time.time()
+        with self._lock:
+            rows = list(self._rows.values())
+        mine = [row for row in rows if row.owner == owner and model_id in (None, row.model_id)]
+        return sorted((row for row in mine if not _is_over(row, now_s)), key=_age, reverse=True)
+
+    def files(self, row: CheckpointRow) -> list[Path]:
+        """Its files. Reads the disk."""
+        return sorted(self._folders.at(row.folder).iterdir())
+
+    def described(self, row: CheckpointRow) -> SavedState:
+        """What it is of. Reads the disk."""
+        place = self._folders.at(row.folder)
+        try:
+            return describe(place)
+        except StovetopError as error:  # clients know it by its path
+            raise InvalidRequest(str(error).replace(str(place), row.path)) from error
+
+    # ---- saving ------------------------------------------------------------------------------------------------------
 
     def reserve(self, model_id: str, save: Save) -> str:
         """The path that a save will have. Refuses a name that cannot be, or that is taken."""
@@ -45,7 +99,7 @@ class Checkpoints:
             raise InvalidRequest(f"the name of a checkpoint has {LONGEST_NAME} characters at most: {len(save.name)}")
         path = path_of(model_id, save)
         with self._lock:
-            if path in self._being_saved or (path in self._rows and not save.overwrite):
+            if path in self._being_saved or (self._is_taken(path) and not save.overwrite):
                 raise InvalidRequest(
                     f"there is a checkpoint at this path; choose another name, or overwrite it: {path}"
                 )
@@ -64,6 +118,90 @@ class Checkpoints:
             self._rows[row.path] = row
         return None if before is None or before.folder == row.folder else before.folder
 
+    def _is_taken(self, path: str) -> bool:
+        row = self._rows.get(path)
+        return row is not None and not _is_over(row, time.time())
+
+    # ---- changing ----------------------------------------------------------------------------------------------------
+
+    def publish(self, row: CheckpointRow, public: bool) -> "Future[None]":
+        """Whether others may read it. What is so already stays so."""
+        return self._amend(row, "public", int(public))
+
+    def expire(self, row: CheckpointRow, expires_s: float | None) -> "Future[None]":
+        """When it is deleted; None: never."""
+        return self._amend(row, "expires_s", expires_s)
+
+    def delete(self, row: CheckpointRow) -> "Future[None]":
+        """Done when it is committed that it is gone. The folder goes then, or, where a replay would read it, when no
+        replay would any more."""
+        gone = Change("DELETE FROM checkpoint WHERE path = ? AND n = ?", (row.path, row.n))
+        return then(self._journal.put(gone), lambda _: self._forget(row))
+
+    def delete_expired(self, now_s: float) -> None:
+        """Those whose time is over by now, in seconds since the epoch."""
+        with self._lock:
+            over = [row for row in self._rows.values() if _is_over(row, now_s)]
+        for row in over:
+            self.delete(row).result()
+            log.info("deleted, since its time is over: %s", row.path)
+        self.remove_deleted()
+
+    def _amend(self, row: CheckpointRow, column: str, value: float | None) -> "Future[None]":
+        change = Change(f"UPDATE checkpoint SET {column} = ? WHERE path = ? AND n = ?", (value, row.path, row.n))
+
+        def appear(_: None) -> None:
+            with self._lock:
+                now = self._rows.get(row.path)
+                if now is not None and now.n == row.n:
+                    self._rows[row.path] = replace(now, **{column: value})
+
+        return then(self._journal.put(change), appear)
+
+    def _forget(self, row: CheckpointRow) -> None:
+        """In the journal's thread."""
+        with self._lock:
+            now = self._rows.get(row.path)
+            if now is not None and now.n == row.n:
+                del self._rows[row.path]
+            self._unwanted.add(row.folder)
+
+    # ---- copying -----------------------------------------------------------------------------------------------------
+
+    def copied(self, source: CheckpointRow, model: ModelRow, expires_s: float | None) -> CheckpointRow:
+        """The row of a copy that belongs to this model, in a folder of its own. Files never change once they are
+        written, so both have them together where the disk can do that."""
+        name = source.folder.rpartition("/")[2]
+        folder = f"checkpoints/{model.id}/{source.kind}/{name}.{secrets.token_hex(4)}"
+        place = self._folders.at(folder)
+        try:
+            shutil.copytree(self._folders.at(source.folder), place, copy_function=_linked)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"this checkpoint is not there any more: {source.path!r}") from error
+        return replace(
+            source,
+            path=f"tinker://{model.id}/{source.kind}/{source.name}",
+            model_id=model.id,
+            owner=model.owner,
+            folder=folder,
+            created_s=time.time(),
+            expires_s=expires_s,
+            public=0,
+        )
+
+    def commit_copy(self, row: CheckpointRow, model: ModelRow) -> "Future[None]":
+        """Done when it is there for all."""
+
+        def appear(_: None) -> None:
+            replaced = self.appear(row)  # by a copy that was asked for twice at once
+            if replaced is not None:
+                with self._lock:
+                    self._unwanted.add(replaced)
+
+        return then(self._journal.put(put(model), put(row)), appear)
+
+    # ---- folders -----------------------------------------------------------------------------------------------------
+
     def use(self, folder: str) -> None:
         """A replay would read it: it stays until `unuse`."""
         with self._lock:
@@ -72,21 +210,23 @@ class Checkpoints:
     def unuse(self, folder: str) -> None:
         with self._lock:
             self._in_use[folder] -= 1
-            is_free = self._in_use[folder] <= 0
-            if is_free:
+            if self._in_use[folder] <= 0:
                 del self._in_use[folder]
-            is_free = is_free and folder in self._unwanted
-        if is_free:
-            self.remove_folder(folder)
+        self.remove_deleted()
 
     def remove_folder(self, folder: str) -> None:
         """Now, or when nothing uses it any more."""
         with self._lock:
-            if folder in self._in_use:
-                self._unwanted.add(folder)
-                return
-            self._unwanted.discard(folder)
-        self._folders.remove(folder)
+            self._unwanted.add(folder)
+        self.remove_deleted()
+
+    def remove_deleted(self) -> None:
+        """The folders that neither a path nor a replay needs. Takes time on a slow disk."""
+        with self._lock:
+            free = [folder for folder in self._unwanted if folder not in self._in_use]
+            self._unwanted.difference_update(free)
+        for folder in free:
+            self._folders.remove(folder)
 
     def bytes_of(self, owner: str) -> int:
         """That this owner's checkpoints have."""
@@ -102,18 +242,17 @@ _NAME = rule_of(CheckpointName)
 
 
 def path_of(model_id: str, save: Save) -> str:
-    return f"tinker://{model_id}/{'weights' if save.with_optimizer else 'sampler_weights'}/{save.name}"
+    return f"tinker://{model_id}/{save.kind}/{save.name}"
 
 
 def row_of(model_id: str, owner: str, n: int, save: Save, folder: Path, name: str) -> CheckpointRow:
     """The row of a save that has ended in this folder, which rows call `name`."""
-    manifest = folder / MANIFEST
-    created_s = manifest.stat().st_mtime
+    created_s = (folder / MANIFEST).stat().st_mtime
     return CheckpointRow(
         path=path_of(model_id, save),
         model_id=model_id,
         owner=owner,
-        kind="weights" if save.with_optimizer else "sampler_weights",
+        kind=save.kind,
         name=save.name,
         n=n,
         folder=name,
@@ -123,3 +262,19 @@ def row_of(model_id: str, owner: str, n: int, save: Save, folder: Path, name: st
         public=0,
         user_metadata=json.dumps(save.user_metadata),
     )
+
+
+def _is_over(row: CheckpointRow, now_s: float) -> bool:
+    return row.expires_s is not None and row.expires_s < now_s
+
+
+def _age(row: CheckpointRow) -> tuple[float, int]:
+    return row.created_s, row.n
+
+
+def _linked(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # a disk without links, or a file with as many as it may have
+        shutil.copy2(source, target)
+    return target

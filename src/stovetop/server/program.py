@@ -8,86 +8,85 @@ sends it again. After a restart `replay` calls what the journal holds, by the sa
 A forward_backward that cannot be used keeps its place: its future fails, and so does the next optim_step.
 
 A snapshot is a state of the model right behind a request that leaves no gradient. It bounds how much is replayed.
+
+A model whose client is silent goes out of memory (`sleep`): its snapshot and the rows behind it are all that it is, so
+its next request makes it again as a restart would (`_wake`).
 """
 
 import asyncio
-import json
 import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, assert_never
 
-from stovetop.client import TrainingClient
 from stovetop.concurrency import in_thread
-from stovetop.errors import InvalidRequest, QueueFull, StovetopError
-from stovetop.futures import ClientFuture, pending, when_done
-from stovetop.server import codec
-from stovetop.server.checkpoints import path_of, row_of
-from stovetop.server.codec import ForwardBackward
+from stovetop.errors import NotFoundError, StovetopError
+from stovetop.server.journal import done, follow
+from stovetop.server.live import Called, Live, made
 from stovetop.server.requests import Gone, Outcome, Request, Result, digest_of, failure_of
-from stovetop.server.rows import Change, CheckpointRow, ModelRow, RequestRow, ResultRow, SamplerRow, SnapshotRow, put
+from stovetop.server.rows import Change, ModelRow, RequestRow, ResultRow, SnapshotRow, put
 from stovetop.server.shared import Shared
 from stovetop.server.snapshots import Snapshots
-from stovetop.server.verbs import (
-    Call,
-    Freeze,
-    Load,
-    Make,
-    MakeFrom,
-    Refused,
-    Save,
-    Step,
-    Verb,
-    learns,
-    name_of,
-    num_tokens_of,
-    read_verb,
-)
-from stovetop.types import AdamParams, ForwardBackwardOutput, GetInfoResponse
+from stovetop.server.verbs import Call, Freeze, Make, MakeFrom, Save, Verb, learns, name_of, num_tokens_of, read_verb
+from stovetop.types import GetInfoResponse, ModelData
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3  # at replaying one request, before it is failed instead
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Called:
-    """A verb that was called: what will come of it, how that is written down, and what is committed with the call."""
-
-    future: "Future[Any]"
-    written: Callable[[Any], Outcome]
-    changes: tuple[Change, ...] = ()
-
-
 class Program:
     """See above. `accept` is for the event loop, everything else for threads."""
 
-    def __init__(self, model: ModelRow, shared: Shared) -> None:
+    def __init__(
+        self, model: ModelRow, shared: Shared, *, is_asleep: bool = False, last_seq: int = -1, last_request_s: float = 0
+    ) -> None:
+        """One that is asleep is in the journal, up to its request `last_seq`."""
         self.model = model
+        self.last_request_s = max(last_request_s, model.created_s)  # since the epoch
         self._shared = shared
-        self._client: ClientFuture[TrainingClient] | None = None
+        self._live: Live | None = None
+        self._is_asleep = is_asleep
+        self._slept_with: Snapshots | None = None  # knows which folders the replay reads that wakes it
         self._by_seq: dict[int, Request] = {}
         self._turn = asyncio.Lock()  # serves requests in the order in which they came
         self._lock = threading.Lock()  # protects all of this: a turn whose waiter was cancelled goes on in its thread
-        self._last_seq = 0
-        self._snapshots = Snapshots(model, shared)
+        self._last_seq = last_seq
 
     # ---- accepting ---------------------------------------------------------------------------------------------------
 
     @property
     def is_made(self) -> bool:
         """Whether its service took it on."""
-        return self._client is not None
+        return self._live is not None or self._is_asleep
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any was accepted, and is still known."""
+        return self._last_seq >= 0
+
+    @property
+    def is_empty(self) -> bool:
+        """A run that has no model: that of a copy, or one of a session that has finished long ago."""
+        return self._is_asleep and not self.has_requests
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self._live is not None
 
     def info(self) -> GetInfoResponse:
         """What the model is. Waits until it is made."""
-        return self._made().get_info()
+        with self._lock:
+            client = None if self._live is None else self._live.client
+        if client is not None:
+            return made(client).get_info()
+        name = self.model.base_model
+        data = ModelData(arch="lora", model_name=name, tokenizer_id=name)
+        return GetInfoResponse(data, self.model.id, True, self.model.lora_rank, name)
 
     async def accept(self, call: Call, first: Change | None = None) -> Request:
         """Calls it in its turn, and returns when it is committed, after `first`. The same seq is the same request.
@@ -104,23 +103,38 @@ class Program:
             if known is not None:
                 known.require_same(digest)
                 return known
+            live = self._live or (self._wake() if self._is_asleep else self._new(call))
             n = next(self._shared.numbers)
             request = self._request(call.seq, self._what(call.seq, call.verb), digest, n)
             request.num_tokens = num_tokens_of(call.verb)
-            called = self._call(n, call.verb, request.words)
-            row = RequestRow(n, self.model.id, call.seq, call.kind, digest, zlib.compress(call.body, 1))
+            called = live.call(n, call.verb, request.words)
+            self._live, self.last_request_s = live, time.time()
+            body = zlib.compress(call.body, 1)
+            row = RequestRow(n, self.model.id, call.seq, call.kind, digest, body, self.last_request_s)
             changes = (put(row), *called.changes) if first is None else (first, put(row), *called.changes)
             request.committed = self._shared.journal.put(*changes)
+            follow(request.committed, called.committed)
             self._add(call.seq, request)
-            self._shared.requests.follow(request, called.future, partial(self._written, request, called))
-            self._snapshots.behind(n, call.verb, self._client)
+            self._shared.requests.follow(request, called.future, partial(self._written, live, request, called))
+            live.snapshots.behind(n, call.verb, live.client)
             return request
 
-    def forget(self, requests: set[str]) -> None:
-        """Their results are asked for no more, but they are known: see `_dropped`."""
-        with self._lock:
+    def _new(self, call: Call) -> Live:
+        if not isinstance(call.verb, Make | MakeFrom):  # it came while the model was being made, which was refused
+            raise NotFoundError(f"there is no model of this id: {self.model.id!r}")
+        return Live(self.model, self._shared)
+
+    def forget(self, requests: Collection[str]) -> bool:
+        """Their results are asked for no more, but they are known: see `_dropped`. False where the model is at work, so
+        that this has to be asked again."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             for seq in [seq for seq, request in self._by_seq.items() if request.id in requests]:
                 del self._by_seq[seq]
+            return True
+        finally:
+            self._lock.release()
 
     def find(self, seq: int) -> Request | None:
         """The request of this seq. Waits for the journal where it is not in memory any more."""
@@ -160,36 +174,88 @@ class Program:
         self._last_seq = max(self._last_seq, seq)
         self._shared.requests.add(request)
 
-    def _written(self, request: Request, called: _Called, value: Any) -> Outcome:
+    def _written(self, live: Live, request: Request, called: Called, value: object) -> Outcome:
         """In the thread of results."""
-        self._snapshots.worked(request.accepted_s)
+        live.snapshots.worked(request.accepted_s)
         return called.written(value)
 
-    # ---- after a restart, in one thread, before anything is accepted -------------------------------------------------
+    # ---- out of memory, and back -------------------------------------------------------------------------------------
 
-    def restore(self, snapshot: SnapshotRow) -> None:
-        """The model as it was behind its request `snapshot.n`."""
-        metadata = json.loads(self.model.user_metadata)
-        self._client = self._shared.service.create_training_client_from_state_with_optimizer(
-            self._place(snapshot.folder), self.model.base_model, metadata, model_id=self.model.id
-        )
-        self._snapshots.restored(snapshot)
+    def rest(self) -> "Future[None]":
+        """Makes a snapshot of all that was done, where there is one to make; the future is done when it is written.
+        What cannot be in a snapshot is replayed."""
+        with self._lock:
+            return done() if self._live is None else self._live.snapshots.rest(self._live.client)
 
-    def know(self, row: RequestRow, result: Result | None) -> None:
-        """A request that needs no replay, because the snapshot covers it."""
-        self._add(row.seq, self._known(row, result))
+    def sleep(self) -> None:
+        """Takes the model out of memory, when all its requests are done and their results are written down. A snapshot
+        is made first, unless there is a gradient, which only a replay brings back. Waits for nothing: what is not done
+        yet is so when this is called again."""
+        if not self._lock.acquire(blocking=False):
+            return  # it is at work
+        try:
+            live = self._live
+            if live is None or live.client is None or not live.client.done() or live.snapshots.is_under_way:
+                return
+            if any(request.finished_s is None for request in self._by_seq.values()):
+                return
+            was_made = live.client.future().exception() is None
+            if was_made and live.snapshots.can_rest and not live.snapshots.covers_all:
+                live.snapshots.rest(live.client)
+                return
+            live.release()
+            self._live, self._is_asleep, self._slept_with = None, True, live.snapshots
+            log.info("%s: out of memory until its next request", self.model.id)
+        finally:
+            self._lock.release()
 
-    def replay(self, row: RequestRow, result: Result | None) -> bool:
+    def wake(self) -> None:
+        """Makes the model again, and does again what no snapshot covers."""
+        with self._lock:
+            if self._is_asleep:
+                self._wake()
+
+    def _wake(self) -> Live:
+        """What is computed again is compared with what is stored: a difference means that this machine, or another
+        version of a library, rounds otherwise."""
+        live, journal = Live(self.model, self._shared), self._shared.journal
+        of_model = "model_id = ? AND body IS NOT NULL"  # those that the snapshot does not cover
+        rows = journal.rows(RequestRow, of_model, self.model.id, order="n")
+        kept = journal.rows(ResultRow, f"n IN (SELECT n FROM request WHERE {of_model})", self.model.id)
+        results = {row.n: Result.stored(row) for row in kept}
+        try:
+            for snapshot in journal.rows(SnapshotRow, "model_id = ?", self.model.id):
+                live.restore(snapshot)
+            differing = [row.seq for row in rows if not self._replay(live, row, results.get(row.n))]
+            if live.client is None and not rows:
+                raise Gone(f"this model is not kept any more; make one from what it has saved: {self.model.id!r}")
+        except BaseException:
+            live.release()
+            raise
+        self._live, self._is_asleep = live, False
+        if self._slept_with is not None:
+            self._slept_with.unread()
+        log.info("%s: %d requests replayed", self.model.id, len(rows))
+        if differing:
+            log.warning(
+                "request %d of %s came out otherwise than before: its bits may depend on the processor, the number of "
+                "threads or the version of a library, one of which has changed",
+                differing[0],
+                self.model.id,
+            )
+        return live
+
+    def _replay(self, live: Live, row: RequestRow, result: Result | None) -> bool:
         """Does a request again. `result` is what the journal has of it; returns whether it came out the same, as far as
         that is known. One during which the server ended several times is failed instead, so that the server can start.
         """
         assert row.body is not None, "a body is kept until a snapshot covers it"
         if row.attempts >= MAX_ATTEMPTS:
             result = Result.failed(f"the server ended {row.attempts} times while it did this request", "server")
-        self._put_row(replace(row, attempts=row.attempts + 1)).result()
+        self._shared.journal.put(put(replace(row, attempts=row.attempts + 1))).result()
         verb = read_verb(row.kind, zlib.decompress(row.body))
         request = self._request(row.seq, self._what(row.seq, verb), row.digest, row.n)
-        outcome = self._done_again(row.n, verb, request, result)
+        outcome = self._done_again(live, row.n, verb, request, result)
         if self._shared.requests.has_failed():
             raise StovetopError(f"the engine failed during the replay of {request.what}")
         final = result or outcome.result
@@ -199,20 +265,23 @@ class Program:
         request.committed.set_result(None)
         request.finish(final)
         self._add(row.seq, request)
-        self._snapshots.behind(row.n, verb, self._client)
+        live.snapshots.behind(row.n, verb, live.client)
         return result is None or result == outcome.result
 
-    def _done_again(self, n: int, verb: Verb, request: Request, result: Result | None) -> Outcome:
+    def _done_again(self, live: Live, n: int, verb: Verb, request: Request, result: Result | None) -> Outcome:
         """What came of it by itself, a fault of the server's say, would not come again: it stays what it was."""
         if result is not None and result.is_fault:
             if learns(verb):
-                self._spoil(result.message)
+                live.spoil(result.message)
             return Outcome(result)
         if result is not None and isinstance(verb, Save):
             return Outcome(result)  # it is there, or was deleted since
+        if result is not None and isinstance(verb, Freeze) and self._shared.samplers.is_there(verb.sampler_id):
+            return Outcome(result)
         try:
-            called = self._call(n, verb, request.words)
-            outcome = self._written(request, called, called.future.result())
+            called = live.call(n, verb, request.words)
+            called.committed.set_result(None)
+            outcome = self._written(live, request, called, called.future.result())
         except BaseException as error:  # it belongs to the one who waits
             return Outcome(failure_of(request, error))
         if outcome.changes:
@@ -220,164 +289,22 @@ class Program:
         outcome.appear()
         return outcome
 
-    def _put_row(self, row: RequestRow) -> "Future[None]":
-        return self._shared.journal.put(put(row))
-
-    def _place(self, folder: str) -> str:
-        return str(self._shared.folders.at(folder))
-
-    # ---- calling -----------------------------------------------------------------------------------------------------
-
-    def _call(self, n: int, verb: Verb, words: dict[str, str]) -> _Called:
-        """`words` gets what messages are to call otherwise."""
-        if isinstance(verb, MakeFrom | Load):
-            words[self._place(verb.folder)] = verb.path
-        if isinstance(verb, Make | MakeFrom):
-            return self._make(verb)
-        try:
-            return self._call_on(self._made(), n, verb)
-        except QueueFull:  # nothing was called: the client asks again when there is room
-            raise
-        except StovetopError as error:  # in the place of what it refuses
-            if isinstance(verb, ForwardBackward) and not verb.forward_only:
-                self._spoil(str(error))
-            return _failing(error)
-
-    def _made(self) -> TrainingClient:
-        assert self._client is not None, "request 0 makes the client"
-        try:
-            return self._client.result()
-        except StovetopError as error:
-            raise InvalidRequest(f"the model could not be made: {error}") from error
-
-    def _make(self, verb: Make | MakeFrom) -> _Called:
-        service, model_id = self._shared.service, self.model.id
-        metadata = {key: str(value) for key, value in verb.user_metadata.items()}
-        match verb:
-            case Make():
-                self._client = service.create_lora_training_client(
-                    verb.base_model,
-                    verb.rank,
-                    verb.seed,
-                    verb.train_mlp,
-                    verb.train_attn,
-                    verb.train_unembed,
-                    metadata,
-                    model_id=model_id,
-                )
-                answer = {"type": "create_model", "model_id": model_id}
-            case MakeFrom():
-                create = (
-                    service.create_training_client_from_state_with_optimizer
-                    if verb.with_optimizer
-                    else service.create_training_client_from_state
-                )
-                self._client = create(self._place(verb.folder), verb.base_model, metadata, model_id=model_id)
-                self._snapshots.reads(verb.folder)
-                answer = {"type": "load_weights", "model_id": model_id, "path": verb.path}
-            case _:
-                assert_never(verb)
-        return _Called(self._client.future(), lambda _: Outcome(Result.of(answer)))
-
-    def _call_on(self, client: TrainingClient, n: int, verb: Verb) -> _Called:
-        match verb:
-            case Make() | MakeFrom():
-                raise AssertionError("a model is made once")
-            case Refused():
-                raise InvalidRequest(verb.reason)
-            case ForwardBackward():
-                ask = client.forward if verb.forward_only else client.forward_backward
-                asked = ask(verb.data, verb.loss_fn, verb.loss_fn_config)
-                return _Called(asked.future(), partial(_output_written, num_tokens_of(verb)))
-            case Step():
-                params = AdamParams(**verb.params.model_dump(exclude={"type"}))
-                return _Called(client.optim_step(params).future(), _step_written)
-            case Save():
-                return self._save(client, n, verb)
-            case Freeze():
-                return self._freeze(client, n, verb)
-            case Load():
-                return self._load(client, verb)
-            case _:
-                assert_never(verb)
-
-    def _spoil(self, reason: str) -> None:
-        try:
-            self._made().spoil(reason)
-        except StovetopError as error:  # there is no model, which the optim_step will say
-            log.debug("nothing to spoil: %s", error)
-
-    def _save(self, client: TrainingClient, n: int, verb: Save) -> _Called:
-        """Each save has a folder of its own, so that overwriting is replacing a row, and a replay never overwrites."""
-        checkpoints, path = self._shared.checkpoints, path_of(self.model.id, verb)
-        self._shared.limits.require_bytes(self.model.owner, checkpoints.bytes_of(self.model.owner))
-        checkpoints.reserve(self.model.id, verb)
-        try:
-            name, ttl, metadata = f"{verb.name}.{n}", verb.ttl_seconds, verb.user_metadata
-            saving = (
-                client.save_state(name, ttl, overwrite=True, user_metadata=metadata)
-                if verb.with_optimizer
-                else client.save_weights_for_sampler(name, ttl, user_metadata=metadata)
-            )
-        except BaseException:
-            checkpoints.release(path)
-            raise
-
-        def appear(row: CheckpointRow) -> None:
-            replaced = checkpoints.appear(row)
-            checkpoints.release(path)
-            if replaced is not None:
-                self._shared.requests.later(lambda: checkpoints.remove_folder(replaced))
-
-        def written(saved: Any) -> Outcome:
-            name = self._shared.folders.name_of(saved.path)
-            row = row_of(self.model.id, self.model.owner, n, verb, Path(saved.path), name)
-            return Outcome(Result.of({"path": path}), (put(row),), partial(appear, row))
-
-        def release(ended: "Future[Any]") -> None:
-            if ended.exception() is not None:
-                checkpoints.release(path)
-
-        future: Future[Any] = saving.future()
-        when_done(future, release)
-        return _Called(future, written)
-
-    def _freeze(self, client: TrainingClient, n: int, verb: Freeze) -> _Called:
-        frozen = client.save_weights_and_get_sampling_client()
-        row = SamplerRow(
-            verb.sampler_id,
-            self.model.session_id,
-            self.model.owner,
-            self.model.base_model,
-            model_id=self.model.id,
-            n=n,
-        )
-        self._shared.samplers.add_frozen(row, frozen)
-        result = Result.of({"sampling_session_id": verb.sampler_id, "path": None})
-        return _Called(frozen.future(), lambda _: Outcome(result), (put(row),))
-
-    def _load(self, client: TrainingClient, verb: Load) -> _Called:
-        load = client.load_state_with_optimizer if verb.with_optimizer else client.load_state
-        loading = load(self._place(verb.folder))
-        self._snapshots.reads(verb.folder)
-        return _Called(loading.future(), lambda _: Outcome(Result.of({"path": verb.path})))
-
-    def rest(self) -> "Future[None]":
-        """Makes a snapshot of all that was done, where there is one to make; the future is done when it is written.
-        What cannot be in a snapshot is replayed."""
+    def end(self) -> None:
+        """Its session has finished, and nothing can be asked of it any more: its snapshot, its requests and their
+        results go. What it has saved stays, and so does the run. Not before it sleeps."""
         with self._lock:
-            return self._snapshots.rest(self._client)
-
-
-def _failing(error: BaseException) -> _Called:
-    future: Future[Any] = pending()
-    future.set_exception(error)
-    return _Called(future, lambda _: Outcome(Result.of({})))
-
-
-def _output_written(num_tokens: int, output: ForwardBackwardOutput) -> Outcome:
-    return Outcome(Result("forward_backward", codec.write_forward_backward(output)), num_tokens=num_tokens)
-
-
-def _step_written(response: Any) -> Outcome:
-    return Outcome(Result.of({"metrics": codec.finite(response.metrics)}), num_steps=1)
+            if not self._is_asleep or not self.has_requests:
+                return
+            snapshots = self._shared.journal.rows(SnapshotRow, "model_id = ?", self.model.id)
+            of_model = (self.model.id,)
+            self._shared.journal.put(
+                Change("DELETE FROM snapshot WHERE model_id = ?", of_model),
+                Change("DELETE FROM result WHERE n IN (SELECT n FROM request WHERE model_id = ?)", of_model),
+                Change("DELETE FROM request WHERE model_id = ?", of_model),
+            ).result()
+            self._by_seq.clear()
+            self._last_seq = -1
+            for snapshot in snapshots:
+                self._shared.folders.remove(snapshot.folder)
+            if self._slept_with is not None:
+                self._slept_with.unread()

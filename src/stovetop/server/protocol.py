@@ -8,10 +8,11 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from stovetop.concurrency import in_thread
@@ -20,7 +21,7 @@ from stovetop.server.programs import model_id_of
 from stovetop.server.recovery import Parts
 from stovetop.server.requests import Gone, Request, Result, digest_of
 from stovetop.server.rows import ModelRow
-from stovetop.server.samplers import describe, is_sample
+from stovetop.server.samplers import describe, is_sample, session_of
 from stovetop.server.verbs import Freeze, Load, Make, MakeFrom, Save, Step, Verb, call, call_of
 from stovetop.types import LoraConfig
 
@@ -53,6 +54,8 @@ class Asked:
     path: Mapping[str, str] = field(default_factory=dict[str, str])  # parameters of the path
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     accept: str = ""
+    base_url: str = ""  # of the server, as the client knows it
+    idempotency_key: str = ""
 
     def read(self, kind: type[Of]) -> Of:
         return bodies.read_body(kind, self.body)
@@ -60,11 +63,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request is answered with."""
+    """What a request is answered with: these bytes, or a file, or pieces that are made while they are sent."""
 
     body: bytes
     media_type: str = JSON
     status: int = 200
+    file: Path | None = None
+    pieces: Iterator[bytes] | None = None
+    name: str = ""  # that a browser saves it under
 
 
 Serve = Callable[[Parts, Asked], Awaitable[Answer]]
@@ -77,6 +83,7 @@ class Served:
     method: str
     path: str
     serve: Serve
+    is_signed: bool = False  # the request says itself what it may: no key is asked for, and there is no owner
 
 
 def as_json(value: Mapping[str, Any], status: int = 200) -> Answer:
@@ -96,7 +103,7 @@ async def client_dynamic_config(_parts: Parts, _asked: Asked) -> Answer:
 
 async def create_session(parts: Parts, asked: Asked) -> Answer:
     session, committed = parts.sessions.create(asked.read(bodies.CreateSession), asked.owner)
-    await _committed(committed)
+    await until_committed(committed)
     return as_json({"type": "create_session", "session_id": session.id})
 
 
@@ -106,7 +113,9 @@ async def session_heartbeat(parts: Parts, asked: Asked) -> Answer:
 
 
 async def finish_session(parts: Parts, asked: Asked) -> Answer:
-    await _committed(parts.sessions.finish(asked.path["session_id"], asked.read(bodies.FinishSession), asked.owner))
+    await until_committed(
+        parts.sessions.finish(asked.path["session_id"], asked.read(bodies.FinishSession), asked.owner)
+    )
     return as_json({})
 
 
@@ -137,7 +146,7 @@ async def create_model(parts: Parts, asked: Asked) -> Answer:
         train_attn=config.train_attn,
         user_metadata=_metadata(parts, asked, body.session_id, body.user_metadata),
     )
-    return await _make(parts, asked, body.session_id, body.model_seq_id, body.base_model, verb)
+    return await _make(parts, asked, body.session_id, body.model_seq_id, body.base_model, config.rank, verb)
 
 
 async def load_weights(parts: Parts, asked: Asked) -> Answer:
@@ -152,8 +161,9 @@ async def load_weights(parts: Parts, asked: Asked) -> Answer:
         base_model=body.base_model,
         user_metadata=_metadata(parts, asked, body.session_id, body.user_metadata),
     )
-    base_model = body.base_model or parts.programs.base_model_of(checkpoint.model_id)
-    return await _make(parts, asked, body.session_id, body.model_seq_id, base_model, verb)
+    saved = await in_thread(partial(parts.checkpoints.described, checkpoint))
+    base_model = body.base_model or saved.base_model
+    return await _make(parts, asked, body.session_id, body.model_seq_id, base_model, saved.lora.rank, verb)
 
 
 async def _load_into(parts: Parts, asked: Asked, body: bodies.LoadWeights) -> Answer:
@@ -166,6 +176,7 @@ async def _load_into(parts: Parts, asked: Asked, body: bodies.LoadWeights) -> An
 
 async def get_info(parts: Parts, asked: Asked) -> Answer:
     model = parts.programs.find(asked.read(bodies.ModelQuery).model_id, asked.owner)
+    parts.sessions.at_work(model.model.session_id, asked.owner)
     info = await in_thread(model.info)
     data = {"arch": info.model_data.arch, "model_name": info.model_name, "tokenizer_id": info.model_name}
     return as_json(
@@ -199,7 +210,7 @@ async def save_weights(parts: Parts, asked: Asked) -> Answer:
     body = asked.read(bodies.SaveWeights)
     verb = Save(
         name=body.path,
-        with_optimizer=True,
+        kind="weights",
         overwrite=body.overwrite,
         ttl_seconds=body.ttl_seconds,
         user_metadata=body.user_metadata or {},
@@ -217,7 +228,7 @@ async def save_weights_for_sampler(parts: Parts, asked: Asked) -> Answer:
         return await _accept(parts, asked, body.model_id, body.seq_id, verb, identity)
     verb = Save(
         name=body.path,
-        with_optimizer=False,
+        kind="sampler_weights",
         overwrite=False,
         ttl_seconds=body.ttl_seconds,
         user_metadata=body.user_metadata or {},
@@ -225,16 +236,25 @@ async def save_weights_for_sampler(parts: Parts, asked: Asked) -> Answer:
     return await _accept(parts, asked, body.model_id, body.seq_id, verb)
 
 
+async def save_weights_external(parts: Parts, asked: Asked) -> Answer:
+    body = asked.read(bodies.SaveWeightsExternal)
+    verb = Save(
+        name=body.path, kind="external_weights", overwrite=False, ttl_seconds=body.ttl_seconds, user_metadata={}
+    )
+    return await _accept(parts, asked, body.model_id, body.seq_id, verb)
+
+
 async def _make(
-    parts: Parts, asked: Asked, session_id: str, model_seq_id: int, base_model: str, verb: Make | MakeFrom
+    parts: Parts, asked: Asked, session_id: str, model_seq_id: int, base_model: str, rank: int, verb: Make | MakeFrom
 ) -> Answer:
     parts.sessions.at_work(session_id, asked.owner)
     model_id = model_id_of(session_id, model_seq_id)
     if not parts.programs.is_there(model_id):
-        sessions = parts.programs.sessions_of(asked.owner)
-        parts.limits.require_model(asked.owner, sum(map(parts.sessions.is_alive, sessions)))
+        owned = parts.programs.owned(asked.owner)
+        num_alive = sum(parts.sessions.is_alive(program.model.session_id) for program in owned)
+        parts.limits.require_model(asked.owner, num_alive)
     metadata = json.dumps(verb.user_metadata)
-    row = ModelRow(model_id, session_id, asked.owner, base_model, metadata, time.time())
+    row = ModelRow(model_id, session_id, asked.owner, base_model, rank, metadata, time.time())
     request = await parts.programs.make(row, call(0, verb, asked.body))
     return as_json(request.submitted())
 
@@ -261,7 +281,7 @@ async def create_sampling_session(parts: Parts, asked: Asked) -> Answer:
     body = asked.read(bodies.CreateSamplingSession)
     parts.sessions.at_work(body.session_id, asked.owner)
     sampler_id, committed = await in_thread(partial(parts.samplers.create, body, asked.owner))
-    await _committed(committed)
+    await until_committed(committed)
     return as_json({"type": "create_sampling_session", "sampling_session_id": sampler_id})
 
 
@@ -272,12 +292,11 @@ async def get_sampler(parts: Parts, asked: Asked) -> Answer:
 async def asample(parts: Parts, asked: Asked) -> Answer:
     def begin() -> Request:
         body = asked.read(bodies.Sample)
-        sampler = parts.samplers.find(body.sampling_session_id, asked.owner)
-        parts.sessions.at_work(sampler.session_id, asked.owner)
+        parts.sessions.at_work(session_of(body.sampling_session_id), asked.owner)
         return parts.samplers.sample(body, digest_of(asked.body), asked.owner)
 
     request = await in_thread(begin)
-    await _committed(request.committed)
+    await until_committed(request.committed)
     return as_json(request.submitted())
 
 
@@ -309,7 +328,7 @@ async def retrieve_futures(parts: Parts, asked: Asked) -> Answer:
     parts.samplers.release(target.sampling_session_id, body.retrieved_request_ids, asked.owner)
     ask = partial(parts.samplers.ask, target.sampling_session_id, target.cloned_sampler_id, asked.owner)
     completions, committed = await in_thread(ask)
-    await _committed(committed)
+    await until_committed(committed)
     ended, cursor, more = completions.after(body.prev_cursor)
     hold_s = HOLD_S if body.timeout is None else min(body.timeout, HOLD_S)
     if not ended and hold_s > 0:
@@ -357,7 +376,8 @@ def _payload(result: Result, accept: str) -> Answer:
             return Answer(result.body)
 
 
-async def _committed(committed: "Future[None]") -> None:
+async def until_committed(committed: "Future[None]") -> None:
+    """What a client is answered after this is there after a kill."""
     await asyncio.wrap_future(committed)
 
 
@@ -376,6 +396,7 @@ PROTOCOL = [
     Served("POST", "optim_step", optim_step),
     Served("POST", "save_weights", save_weights),
     Served("POST", "save_weights_for_sampler", save_weights_for_sampler),
+    Served("POST", "save_weights_external", save_weights_external),
     Served("POST", "create_sampling_session", create_sampling_session),
     Served("GET", "samplers/{sampler_id}", get_sampler),
     Served("POST", "asample", asample),

@@ -2,32 +2,33 @@
 acknowledged is there again.
 
 Folders that no row speaks of are removed first: a save or a snapshot that was cut off, or one whose replacement was
-committed. Then each model is made as of its snapshot and its later requests are replayed. What is computed again is
-compared with what is stored: a difference means that this machine, or another version of a library, rounds otherwise.
+committed. Then each model that has requests behind its snapshot is made as of the snapshot, and these are replayed. A
+model whose snapshot covers all is made when its next request comes.
 """
 
-import logging
+import sqlite3
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.server.checkpoints import Checkpoints
+from stovetop.server.downloads import Links
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
 from stovetop.server.limits import Limits
 from stovetop.server.program import Program
 from stovetop.server.programs import Programs
-from stovetop.server.requests import Requests, Result
+from stovetop.server.requests import Requests
 from stovetop.server.rows import (
     Change,
     CheckpointRow,
     DrawnRow,
     ModelRow,
     RequestRow,
-    ResultRow,
     SamplerRow,
     SessionRow,
     SnapshotRow,
@@ -36,8 +37,6 @@ from stovetop.server.samplers import Samplers
 from stovetop.server.sessions import Sessions
 from stovetop.server.shared import Shared
 from stovetop.server.verbs import Load, MakeFrom, read_verb
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +51,7 @@ class Parts:
     samplers: Samplers
     programs: Programs
     limits: Limits
+    links: Links
 
 
 def recover(
@@ -69,50 +69,48 @@ def recover(
     for model in service.get_server_capabilities().supported_models:
         service.create_sampling_client(base_model=model.model_name).result()  # it is loaded, or it says why not
     folders = Folders(storage)
-    checkpoints = Checkpoints(journal.rows(CheckpointRow), folders)
+    checkpoints = Checkpoints(journal.rows(CheckpointRow), folders, journal)
     requests = Requests(journal, limits, lambda: service.failed is not None, end)
     if was_killed:
         journal.put(Change("UPDATE request SET attempts = attempts - 1 WHERE attempts > 0", ())).result()
-    rows = journal.rows(RequestRow, order="n")
-    samplers = Samplers(
-        service, journal, requests, checkpoints, journal.rows(SamplerRow), journal.rows(DrawnRow), folders
-    )
-    snapshots = {row.model_id: row for row in journal.rows(SnapshotRow)}
-    needed = checkpoints.needed() | samplers.needed() | {row.folder for row in snapshots.values()} | _read_by(rows)
-    folders.remove_others(needed)
-    last_n = rows[-1].n if rows else 0
+    drawn = journal.rows(DrawnRow)
+    samplers = Samplers(service, journal, requests, checkpoints, journal.rows(SamplerRow), drawn, folders)
+    snapshots = {row.folder for row in journal.rows(SnapshotRow)}
+    read = _read_by(journal.rows(RequestRow, "body IS NOT NULL AND kind IN ('make_from', 'load')"))
+    folders.remove_others(checkpoints.needed() | samplers.needed() | snapshots | read)
+    known = journal.read(_known_requests).result()
+    last_n = max((each.last_n for each in known.values()), default=0)
     shared = Shared(service, journal, requests, samplers, checkpoints, folders, limits, count(last_n + 1))
-    programs: list[Program] = []
-    results = {row.n: Result.stored(row) for row in journal.rows(ResultRow)}
-    for model in journal.rows(ModelRow, order="created_s"):
-        program = Program(model, shared)
-        _replay(program, [row for row in rows if row.model_id == model.id], results, snapshots.get(model.id))
-        programs.append(program)
+    programs = [_program(model, shared, known.get(model.id)) for model in journal.rows(ModelRow, order="created_s")]
+    for program in programs:
+        if program.model.id in known and known[program.model.id].has_tail:
+            program.wake()
+    for folder in read - checkpoints.needed():  # of checkpoints that were deleted: it goes when no replay reads it
+        checkpoints.remove_folder(folder)
     sessions = Sessions(journal, {row.id: row for row in journal.rows(SessionRow)})
-    return Parts(service, journal, sessions, requests, checkpoints, samplers, Programs(shared, programs), limits)
+    of_models = Programs(shared, programs)
+    return Parts(service, journal, sessions, requests, checkpoints, samplers, of_models, limits, Links())
 
 
-def _replay(
-    program: Program, rows: Iterable[RequestRow], results: dict[int, Result], snapshot: SnapshotRow | None
-) -> None:
-    if snapshot is not None:
-        program.restore(snapshot)
-    num_replayed, differs = 0, None
-    for row in rows:
-        if snapshot is not None and row.n <= snapshot.n:
-            program.know(row, results.get(row.n))
-            continue
-        is_same = program.replay(row, results.get(row.n))
-        num_replayed += 1
-        differs = differs if is_same or differs is not None else row
-    log.info("%s: %d requests replayed", program.model.id, num_replayed)
-    if differs is not None:
-        log.warning(
-            "request %d of %s came out otherwise than before: its bits may depend on the processor, the number of "
-            "threads or the version of a library, one of which has changed",
-            differs.seq,
-            program.model.id,
-        )
+class _Known(NamedTuple):
+    """What the journal knows of the requests of one model."""
+
+    last_n: int
+    last_seq: int
+    last_request_s: float
+    has_tail: bool  # some are not covered by a snapshot
+
+
+def _known_requests(connection: sqlite3.Connection) -> dict[str, _Known]:
+    query = "SELECT model_id, max(n), max(seq), max(accepted_s), max(body IS NOT NULL) FROM request GROUP BY model_id"
+    return {model_id: _Known(*known) for model_id, *known in connection.execute(query)}
+
+
+def _program(model: ModelRow, shared: Shared, known: _Known | None) -> Program:
+    """It sleeps until its first request, or until the replay."""
+    if known is None:  # a run of copies, or one whose session has finished long ago
+        return Program(model, shared, is_asleep=True)
+    return Program(model, shared, is_asleep=True, last_seq=known.last_seq, last_request_s=known.last_request_s)
 
 
 def _read_by(rows: Iterable[RequestRow]) -> set[str]:

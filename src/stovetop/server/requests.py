@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -181,6 +181,12 @@ class Requests:
             for request in over:
                 del self._by_id[request.id]
         return over
+
+    def drop(self, requests: Iterable[Request]) -> None:
+        """Forgets these samples, whether or not they are done."""
+        with self._lock:
+            for request in requests:
+                self._by_id.pop(request.id, None)
 
     def close(self) -> None:
         """Returns when all results that have come are written down. What comes later is of a request that is not done:

@@ -2,13 +2,13 @@
 
 A request is a model's `seq`-th call, and its `n` the place in the order in which all requests were accepted. Its body
 is kept until a snapshot of the model covers it, its result for as long as a client may ask for it again; the row itself
-stays, so that a retry is known however late it comes.
+stays, so that a retry is known however late it comes, until the session has finished.
 """
 
 from dataclasses import astuple, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
-VERSION = 1  # of the schema; a journal of another one is refused by name
+VERSION = 2  # of the schema; a journal of another one is refused by name
 
 SCHEMA = """
 CREATE TABLE session (
@@ -16,11 +16,11 @@ CREATE TABLE session (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE model (
     id TEXT PRIMARY KEY, session_id TEXT NOT NULL, owner TEXT NOT NULL, base_model TEXT NOT NULL,
-    user_metadata TEXT NOT NULL, created_s REAL NOT NULL
+    lora_rank INTEGER NOT NULL, user_metadata TEXT NOT NULL, created_s REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE request (
     n INTEGER PRIMARY KEY, model_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, digest BLOB NOT NULL,
-    body BLOB, attempts INTEGER NOT NULL, UNIQUE (model_id, seq)
+    body BLOB, accepted_s REAL NOT NULL, attempts INTEGER NOT NULL, UNIQUE (model_id, seq)
 ) STRICT;
 CREATE TABLE result (
     n INTEGER PRIMARY KEY, form TEXT NOT NULL, body BLOB NOT NULL, done_s REAL NOT NULL
@@ -64,12 +64,14 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A training client. What it was made from is the body of its request 0."""
+    """A training client, or the run that a copied checkpoint belongs to, which has no session. What it was made from is
+    the body of its request 0."""
 
     id: str
     session_id: str
     owner: str
     base_model: str
+    lora_rank: int
     user_metadata: str  # JSON
     created_s: float
 
@@ -83,7 +85,8 @@ class RequestRow:
     seq: int  # 0 made the model
     kind: str
     digest: bytes  # of what the client sent: see `verbs.Call.identity`
-    body: bytes | None  # zlib; None once a snapshot covers it
+    body: bytes | None  # by zlib; None once a snapshot covers it
+    accepted_s: float
     attempts: int = 0  # replays that were begun and not finished
 
 
@@ -138,7 +141,7 @@ class CheckpointRow:
     path: str
     model_id: str
     owner: str
-    kind: str  # weights or sampler_weights
+    kind: str  # weights, sampler_weights or external_weights
     name: str
     n: int  # of the request that saved it
     folder: str

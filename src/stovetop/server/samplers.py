@@ -1,13 +1,16 @@
 """Sampling sessions: what a client samples from, under an id. Of a base model, of a saved path, or of weights that were
 frozen in memory between two steps of a training client.
 
-Frozen weights are written to the disk when a snapshot of their model is about to pass them (`program.py`): until then a
-replay makes them again, and after it they are read from their folder.
+Frozen weights are written to the disk when a snapshot of their model is about to pass them (`snapshots.py`), or when
+they were not sampled from for long: until then a replay makes them again, and after it they are read from their folder.
+A session that was not used for long is not in memory; its next request opens it again.
 """
 
+import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stovetop.client import SamplingClient, ServiceClient
-from stovetop.errors import InvalidRequest, NotFoundError
+from stovetop.errors import InvalidRequest, NotFoundError, StovetopError
 from stovetop.futures import APIFuture, ClientFuture, pending, when_done
 from stovetop.saved_states import base_model_of
 from stovetop.server import bodies, codec
@@ -24,8 +27,10 @@ from stovetop.server.completions import AHEAD, BLOCK, MOST_CLIENTS, Completion, 
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal, done, follow
 from stovetop.server.requests import Gone, Outcome, Request, Requests, Result
-from stovetop.server.rows import DrawnRow, SamplerRow, put
+from stovetop.server.rows import Change, DrawnRow, SamplerRow, put
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
+
+log = logging.getLogger(__name__)
 
 MOST_COPIES = 2**14  # clients of one session, in as many processes
 _SAMPLE = "sample-"  # what ids of samples begin with
@@ -42,9 +47,26 @@ class Sampler:
     client: ClientFuture[SamplingClient] | None
     committed: "Future[None]"
     lost: dict[int, range] | None = None  # of one of before a restart: places that were written down, by client
+    writing: "Writing | None" = None  # the weights, which were frozen in memory
+    used_s: float = field(default_factory=time.monotonic)
     requests: dict[int, Request] = field(default_factory=dict[int, Request])  # by seq_id
     completions: dict[int, Completions] = field(default_factory=dict[int, Completions])  # by the number of a client
-    lock: threading.Lock = field(default_factory=threading.Lock)  # protects the client and what follows
+    lock: threading.Lock = field(default_factory=threading.Lock)  # protects all of this
+
+    @property
+    def is_frozen(self) -> bool:
+        """Of weights that no path has."""
+        return self.row.model_id is not None
+
+    @property
+    def is_being_made(self) -> bool:
+        """Its weights are not frozen yet, or they are being written."""
+        is_frozen = self.committed.done() and (self.client is None or self.client.done())
+        return not is_frozen or (self.writing is not None and self.row.folder is None)
+
+    @property
+    def is_drawing(self) -> bool:
+        return any(request.finished_s is None for request in list(self.requests.values()))
 
     def completions_of(self, client_number: int) -> Completions:
         """Those of a client, under the lock."""
@@ -68,7 +90,7 @@ class Sampler:
 class Writing(NamedTuple):
     """Frozen weights that are being written into this folder."""
 
-    sampler: Sampler
+    sampler: "Sampler"
     folder: Path
     future: "Future[Any]"
 
@@ -114,7 +136,8 @@ class Samplers:
         try:
             client.result()
         except BaseException as error:
-            del self._by_id[sampler_id]
+            with self._lock:
+                self._by_id.pop(sampler_id, None)
             sampler.committed.set_exception(error)
             raise
         follow(self._journal.put(put(row)), sampler.committed)
@@ -133,13 +156,22 @@ class Samplers:
         base_model = base_model_of(place)
         return SamplerRow(sampler_id, body.session_id, owner, base_model, body.model_path, folder=folder), client
 
-    def add_frozen(self, row: SamplerRow, client: ClientFuture[SamplingClient]) -> None:
-        """The weights of a training client, as of its request `row.n`, with which the row is committed."""
+    def add_frozen(self, row: SamplerRow, client: ClientFuture[SamplingClient], committed: "Future[None]") -> None:
+        """The weights of a training client, as of its request `row.n`, with which the row is committed: until then none
+        finds it."""
         with self._lock:
             known = self._by_id.get(row.id)
             if known is not None and (known.row.model_id, known.row.n) != (row.model_id, row.n):
                 raise InvalidRequest(f"there is a sampling session of this id; take the next number: {row.id!r}")
-            self._by_id[row.id] = Sampler(row, self._opener(row), client, done())
+            self._by_id[row.id] = Sampler(row, self._opener(row), client, committed)
+
+    def is_there(self, sampler_id: str) -> bool:
+        """Whether it can be sampled from: otherwise a replay freezes its weights again."""
+        sampler = self._by_id.get(sampler_id)
+        return sampler is not None and (sampler.client is not None or sampler.row.folder is not None)
+
+    def of_session(self, session_id: str) -> list[str]:
+        return [sampler.row.id for sampler in list(self._by_id.values()) if sampler.row.session_id == session_id]
 
     def find(self, sampler_id: str, owner: str) -> SamplerRow:
         """A sampling session of this owner."""
@@ -154,17 +186,83 @@ class Samplers:
         ]
 
     def _write(self, sampler: Sampler) -> "Writing":
-        assert sampler.client is not None, "what is not written is in memory"
-        folder = self._folders.at(f"samplers/{secrets.token_hex(8)}")
-        return Writing(sampler, folder, sampler.client.result().save(folder).future())
+        """Once, whoever asks for it."""
+        with sampler.lock:
+            if sampler.writing is None:
+                assert sampler.client is not None, "what is not written is in memory"
+                folder = self._folders.at(f"samplers/{secrets.token_hex(8)}")
+                sampler.writing = Writing(sampler, folder, sampler.client.result().save(folder).future())
+            return sampler.writing
 
     def written(self, writing: "Writing") -> SamplerRow:
         """Its row, now that it is in its folder. Raises where that could not be written."""
-        writing.future.result()
         sampler = writing.sampler
-        sampler.row = replace(sampler.row, folder=self._folders.name_of(writing.folder))
-        sampler.open = self._opener(sampler.row)
-        return sampler.row
+        with sampler.lock:
+            try:
+                writing.future.result()
+            except BaseException:
+                sampler.writing = None  # the next one who needs it tries again
+                raise
+            sampler.row = replace(sampler.row, folder=self._folders.name_of(writing.folder))
+            sampler.open = self._opener(sampler.row)
+            return sampler.row
+
+    # ---- in the thread that sweeps -----------------------------------------------------------------------------------
+
+    def rest(self, unused_s: float, quiet: Collection[str]) -> None:
+        """Takes out of memory what was not sampled from for so many seconds, or belongs to a session of these, whose
+        samples are not drawn to the end. Frozen weights that no folder has are written first."""
+        before_s = time.monotonic() - unused_s
+        for sampler in list(self._by_id.values()):
+            is_quiet = sampler.row.session_id in quiet
+            if sampler.client is None or not sampler.committed.done() or not sampler.client.done():
+                continue
+            if is_quiet:
+                self._drop_samples(sampler)
+            if (is_quiet or sampler.used_s < before_s) and not sampler.is_drawing:
+                self._put_to_rest(sampler)
+
+    def _put_to_rest(self, sampler: Sampler) -> None:
+        """Waits for nothing but a commit: what is still being written rests at a later sweep."""
+        assert sampler.client is not None, "only what is in memory can be put to rest"
+        has_weights = sampler.is_frozen and sampler.client.future().exception() is None
+        if has_weights and sampler.row.folder is None:
+            try:
+                writing = self._write(sampler)
+                if not writing.future.done():
+                    return
+                row = self.written(writing)
+            except StovetopError as error:
+                log.warning("the weights of %s stay in memory, since they cannot be written: %s", sampler.row.id, error)
+                return
+            self._journal.put(put(row)).result()
+        with sampler.lock:
+            if not sampler.is_drawing:
+                sampler.client = sampler.writing = None
+
+    def _drop_samples(self, sampler: Sampler) -> None:
+        """A client that comes back asks for them anew, as it is told that they are gone."""
+        with sampler.lock:
+            drawn = list(sampler.requests.values())
+            sampler.requests.clear()
+        for request in drawn:
+            request.cancel()
+        self._requests.drop(drawn)
+
+    def delete_frozen(self, session_ids: Collection[str]) -> None:
+        """The sampling sessions of these sessions that no path has, and their folders."""
+        for sampler in list(self._by_id.values()):
+            if sampler.is_frozen and sampler.row.session_id in session_ids and not sampler.is_being_made:
+                self._drop_samples(sampler)
+                of_sampler = (sampler.row.id,)
+                self._journal.put(
+                    Change("DELETE FROM drawn WHERE sampler_id = ?", of_sampler),
+                    Change("DELETE FROM sampler WHERE id = ?", of_sampler),
+                ).result()
+                with self._lock:
+                    self._by_id.pop(sampler.row.id, None)
+                if sampler.row.folder is not None:
+                    self._folders.remove(sampler.row.folder)
 
     def needed(self) -> set[str]:
         """The folders that sessions would be opened from."""
@@ -172,7 +270,7 @@ class Samplers:
 
     def _find(self, sampler_id: str, owner: str) -> Sampler:
         sampler = self._by_id.get(sampler_id)
-        if sampler is None or sampler.row.owner != owner:
+        if sampler is None or sampler.row.owner != owner or not _is_committed(sampler):
             raise NotFoundError(f"there is no sampling session of this id: {sampler_id!r}")
         return sampler
 
@@ -203,13 +301,16 @@ class Samplers:
         """Begins to draw. The same seq_id is the same request. Waits for the weights where they are still read."""
         sampler = self._find(body.sampling_session_id, owner)
         with sampler.lock:
+            sampler.used_s = time.monotonic()
+            if sampler.client is None:
+                sampler.client = sampler.open()
+            opened = sampler.client
+        client = opened.result()
+        with sampler.lock:
             known = sampler.requests.get(body.seq_id)
             if known is not None:
                 known.require_same(digest)
                 return known
-            if sampler.client is None:
-                sampler.client = sampler.open()
-            client = sampler.client.result()
             client_number, place = divmod(body.seq_id, BLOCK)
             completions = sampler.completions_of(client_number)
             request_id = f"{_ids_of_samples(body.sampling_session_id)}{body.seq_id}"
@@ -295,6 +396,15 @@ class Samplers:
             for model in self._service.get_server_capabilities().supported_models
         }
         return lengths.get(client.get_base_model())
+
+
+def session_of(sampler_id: str) -> str:
+    """The id of the session that a sampling session of this id belongs to."""
+    return sampler_id.partition(":")[0]
+
+
+def _is_committed(sampler: Sampler) -> bool:
+    return sampler.committed.done() and sampler.committed.exception() is None
 
 
 def _ids_of_samples(sampler_id: str) -> str:

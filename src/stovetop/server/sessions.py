@@ -21,7 +21,7 @@ ALIVE_S = 900.0  # since a client was heard of: its heart beats every 10 s
 
 class Sessions:
     """All of them, with when each was last heard of (monotonic seconds; not kept over a restart, at which each counts
-    as alive)."""
+    as heard of)."""
 
     def __init__(self, journal: Journal, rows: Mapping[str, SessionRow]) -> None:
         self._journal = journal
@@ -32,9 +32,25 @@ class Sessions:
     def create(self, body: CreateSession, owner: str) -> tuple[SessionRow, "Future[None]"]:
         """A new session, and when it is committed."""
         row = SessionRow(f"sess-{secrets.token_hex(8)}", owner, time.time(), body.model_dump_json())
-        self._rows[row.id] = row
         self.last_seen_s[row.id] = time.monotonic()
+        self._rows[row.id] = row
         return row, self._journal.put(put(row))
+
+    def owned(self, owner: str) -> list[SessionRow]:
+        """Those of an owner, the newest first."""
+        rows = [row for row in list(self._rows.values()) if row.owner == owner]
+        return sorted(rows, key=lambda row: (row.created_s, row.id), reverse=True)
+
+    def project_of(self, session_id: str) -> str | None:
+        """The project that a session was made in."""
+        row = self._rows.get(session_id)
+        return None if row is None else json.loads(row.body).get("project_id")
+
+    def quiet(self, since_s: float) -> list[tuple[SessionRow, float]]:
+        """Those that have finished, or of which nothing was heard for so many seconds: each with its silence so far."""
+        now_s = time.monotonic()
+        silences = [(row, now_s - self.last_seen_s[row.id]) for row in list(self._rows.values())]
+        return [(row, silence_s) for row, silence_s in silences if row.finished is not None or silence_s > since_s]
 
     def find(self, session_id: str, owner: str) -> SessionRow:
         """A session of this owner. One of another is as good as none."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import count
 
-from stovetop.client import ServiceClient
+from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.server.checkpoints import Checkpoints
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
@@ -16,7 +16,7 @@ from stovetop.server.samplers import Samplers
 class Shared:
     """One of each."""
 
-    service: ServiceClient
+    service: InProcessServiceClient
     journal: Journal
     requests: Requests
     samplers: Samplers

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
-from stovetop.client import TrainingClient
 from stovetop.errors import StovetopError
 from stovetop.futures import ClientFuture, pending, when_all_done, when_done
 from stovetop.server.journal import done
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SNAPSHOT_WHEN = 20.0  # times the seconds that a snapshot takes: a twentieth of the time at most goes into them
 FIRST_SNAPSHOT_S = 0.5  # what one is taken for before the first was measured
 
-Client = ClientFuture[TrainingClient] | None
+Client = ClientFuture[Any] | None
 
 
 class Snapshots:
@@ -45,6 +45,30 @@ class Snapshots:
         self._last_s = FIRST_SNAPSHOT_S  # that it took
         self._being_written: Future[None] = done()
         self._reads: list[str] = []  # folders that a replay would read
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether nothing lies behind the last snapshot, which is written."""
+        return self._last is not None and self._last.n >= self._last_n and self._being_written.done()
+
+    @property
+    def is_under_way(self) -> bool:
+        return not self._being_written.done()
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether no gradient is left, so that a snapshot is all that the model is."""
+        return self._at_rest
+
+    @property
+    def last(self) -> SnapshotRow | None:
+        return self._last
+
+    def unread(self) -> None:
+        """No replay needs anything any more."""
+        reads, self._reads = self._reads, []
+        for folder in reads:
+            self._shared.checkpoints.unuse(folder)
 
     def restored(self, snapshot: SnapshotRow) -> None:
         """The model was made from it."""

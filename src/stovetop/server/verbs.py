@@ -12,6 +12,8 @@ from stovetop.errors import InvalidRequest
 from stovetop.server.bodies import Adam, Body, Metadata, read_body
 from stovetop.server.codec import Envelope, ForwardBackward, read_envelope, read_forward_backward
 
+SavedKind = Literal["weights", "sampler_weights", "external_weights"]  # as tinker:// paths have it
+
 
 class Make(Body):
     """A new adapter."""
@@ -42,13 +44,17 @@ class Step(Body):
 
 
 class Save(Body):
-    """A checkpoint of this name: with the optimizer, or to sample from."""
+    """A checkpoint of this name: with the optimizer, to sample from, or, the same, to be downloaded."""
 
     name: str
-    with_optimizer: bool
+    kind: SavedKind
     overwrite: bool
     ttl_seconds: int | None
     user_metadata: dict[str, str]
+
+    @property
+    def with_optimizer(self) -> bool:
+        return self.kind == "weights"
 
 
 class Freeze(Body):
@@ -169,8 +175,10 @@ def name_of(verb: Verb) -> str:
             return "forward_backward"
         case Step():
             return "optim_step"
-        case Save(with_optimizer=True):
+        case Save(kind="weights"):
             return "save_weights"
+        case Save(kind="external_weights"):
+            return "save_weights_external"
         case Save() | Freeze():
             return "save_weights_for_sampler"
         case _:
