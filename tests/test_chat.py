@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 
 from stovetop.backends import recording
-from stovetop.chat import COMMANDS, PIECE_TOKENS, Chat
+from stovetop.chat import COMMANDS, Chat
 from stovetop.cli import main
 from stovetop.client import SamplingClient, Tokenizer
+from stovetop.completers import PIECE_TOKENS
 from stovetop.futures import APIFuture, resolved
 from stovetop.renderers import get_renderer
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams

@@ -26,8 +26,8 @@ LINES = [
     ["tasks", "kitchen"],
     ["evaluation", "distillation", "preference", "rl", "supervised", "evaluators"],
     ["runs", "data_record", "checkpoints", "run_folder", "tracking", "named_data", "datasets", "row_sources"],
-    ["completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
-    ["server", "backends", "engine"],
+    ["server", "completers", "renderers", "tokenizer", "model_families", "hyperparams", "lr_schedules"],
+    ["backends", "engine"],
     [
         "input_checks",
         "client",

@@ -1,8 +1,5 @@
 """Talking to a model in a terminal: a chat as messages, answers shown as they come, a few commands. How lines are read
 and text is shown is the `Terminal`'s business; the real one is in cli/models.py.
-
-A sampling client returns whole samples, so an answer is drawn in pieces of a few tokens, each of which goes on where
-the last one ended. That draws from the same distribution as one long sample.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from stovetop.client import SamplingClient
+from stovetop.completers import sample_in_pieces
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
-from stovetop.types import EncodedTextChunk, ModelInput, SamplingParams
+from stovetop.types import ModelInput, SamplingParams
 
-PIECE_TOKENS = 8  # drawn before they are shown; fewer show sooner, more cost fewer calls
 FENCE = '"""'
 
 COMMANDS = {
@@ -152,18 +149,14 @@ class Chat:
 
     def _pieces(self, prompt: ModelInput, tokens: list[int]) -> Iterator[_Shown]:
         stop = self.renderer.get_stop_sequences()
-        while len(tokens) < self.max_tokens:
-            params = SamplingParams(
-                max_tokens=min(PIECE_TOKENS, self.max_tokens - len(tokens)), temperature=self.temperature, stop=stop
-            )
-            so_far = prompt.append(EncodedTextChunk(tokens)) if tokens else prompt
-            piece = self.client.sample(so_far, 1, params).result().sequences[0]
+        params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, stop=stop)
+        for piece in sample_in_pieces(self.client, prompt, params, self.renderer.tokenizer):
             tokens += piece.tokens
             yield self._visible(tokens, piece.stop_reason == "stop")
 
     def _visible(self, tokens: Sequence[int], stopped: bool) -> _Shown:
-        """The answer without its stop. A stop string may lie across pieces, where the sampler does not see it; what
-        could be the beginning of one, or of a character, waits for the next piece."""
+        """The answer without its stop. What could be the beginning of one, or of a character, waits for the next
+        piece."""
         stops = [stop for stop in self.renderer.get_stop_sequences() if isinstance(stop, str)]
         text = self.renderer.tokenizer.decode(tokens)
         places = [text.index(stop) for stop in stops if stop in text]

@@ -3,15 +3,17 @@ completer is what evaluations and judges talk to. Those here sample from a sampl
 will do.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stovetop.client import SamplingClient
+from stovetop.client import SamplingClient, Tokenizer
 from stovetop.errors import InvalidRequest, RequestFailedError
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
-from stovetop.types import ModelInput, SampledSequence, SamplingParams, StopReason
+from stovetop.types import EncodedTextChunk, ModelInput, SampledSequence, SamplingParams, StopReason
+
+PIECE_TOKENS = 8  # drawn before they are shown; fewer show sooner, more cost fewer calls
 
 StopCondition = list[str] | list[int]  # strings or token ids, never both
 
@@ -113,3 +115,56 @@ class SamplingMessageCompleter:
 async def _sample_one(client: SamplingClient, prompt: ModelInput, params: SamplingParams) -> SampledSequence:
     response = await client.sample(prompt, num_samples=1, sampling_params=params)
     return response.sequences[0]
+
+
+# ---- answers that are shown as they come ---------------------------------------------------------------------------
+
+
+def sample_in_pieces(
+    client: SamplingClient, prompt: ModelInput, params: SamplingParams, tokenizer: Tokenizer
+) -> Iterator[SampledSequence]:
+    """One continuation, a few tokens at a time. A sampling client returns whole samples, so each piece is one, and goes
+    on where the last one ended: that draws from the same distribution as one long sample.
+
+    The last piece has the stop reason "stop", or is the one that brings the tokens to `params.max_tokens`, which is
+    needed. A stop string may lie across pieces, where the sampler does not see it: it is found here, and what was drawn
+    behind it is left out. A seed would draw the same numbers for each piece, so there can be none.
+    """
+    if params.max_tokens is None or params.seed is not None:
+        raise InvalidRequest(f"an answer in pieces needs max_tokens and no seed: {params}")
+    stops = [item for item in ([params.stop] if isinstance(params.stop, str) else params.stop or ()) if item]
+    strings = [stop for stop in stops if isinstance(stop, str)]
+    tokens: list[int] = []
+    while len(tokens) < params.max_tokens:
+        of_piece = replace(params, max_tokens=min(PIECE_TOKENS, params.max_tokens - len(tokens)))
+        so_far = prompt.append(EncodedTextChunk(tokens)) if tokens else prompt
+        piece = client.sample(so_far, 1, of_piece).result().sequences[0]
+        tokens += piece.tokens
+        if strings:
+            piece = _ended(piece, _num_until_stop(tokenizer, tokens, len(piece.tokens), strings))
+        yield piece
+        if piece.stop_reason == "stop":
+            return
+
+
+def _ended(piece: SampledSequence, num_tokens: int | None) -> SampledSequence:
+    """The piece, if it ends with so many tokens; as it is for None."""
+    if num_tokens is None:
+        return piece
+    logprobs = None if piece.logprobs is None else piece.logprobs[:num_tokens]
+    return SampledSequence("stop", piece.tokens[:num_tokens], logprobs, piece.sequence_id)
+
+
+def _num_until_stop(tokenizer: Tokenizer, tokens: Sequence[int], num_new: int, stops: Sequence[str]) -> int | None:
+    """How many of the last `num_new` tokens it takes until a stop string is there; None without one."""
+    longest = max(len(stop.encode()) for stop in stops)
+    tail = tokens[-(num_new + longest + 4) :]  # most tokens bring a byte at least, and a character has four at most
+    first = len(tail) - num_new
+
+    def has_stop(num_tokens: int) -> bool:
+        text = tokenizer.decode(tail[: first + num_tokens])
+        return any(stop in text for stop in stops)
+
+    if not has_stop(num_new):
+        return None
+    return next(count for count in range(1, num_new + 1) if has_stop(count))

@@ -13,6 +13,7 @@ snapshots      where a model's replay begins                             recover
 sessions, samplers, requests, checkpoints   the other things that clients name
 completions    samples that have ended, for one question about all      sweeping   what is forgotten in time
 journal, rows  what is kept, and how
+openai/        the same models for clients of the OpenAI protocol
 
 A request goes from app through protocol to a program or a sampler, whose client does the work; its result comes back
 through requests. Nothing here computes.

@@ -6,7 +6,7 @@ which the SDK waits longer than for a port that is closed.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from stovetop.concurrency import in_thread
-from stovetop.errors import APIStatusError, StovetopError
+from stovetop.concurrency import in_thread, started
+from stovetop.errors import APIStatusError, RequestFailedError, StovetopError
 from stovetop.server.journal import JournalFailed
 from stovetop.server.keys import OwnerOf, local_owner
-from stovetop.server.protocol import PROTOCOL, Answer, Asked, Served, as_json
+from stovetop.server.openai.routes import openai_table
+from stovetop.server.protocol import PROTOCOL, TINKER, Answer, Asked, Dialect, Served
 from stovetop.server.recovery import Parts
 from stovetop.server.rest import REST
 from stovetop.server.uploads import UploadLimits, plain, read_upload
@@ -56,36 +57,59 @@ def make_app(
     hosts: list[str],
     owner_of: OwnerOf = local_owner,
     limits: UploadLimits | None = None,
-    tables: Iterable[Served] = (*PROTOCOL, *REST),
+    tables: Iterable[Served] | None = None,
 ) -> Starlette:
     """`hosts`: for which Host headers requests are served, against pages that make a browser send some here."""
     serve = partial(_serve, doors, owner_of, limits or UploadLimits())
-    routes = [Route(f"/api/v1/{each.path}", partial(serve, each), methods=[each.method]) for each in tables]
+    served = [*PROTOCOL, *REST, *openai_table()] if tables is None else list(tables)
+    routes = [
+        Route(f"{each.dialect.prefix}{each.path}", partial(serve, each), methods=[each.method]) for each in served
+    ]
+    dialects = {each.dialect.prefix: each.dialect for each in served}
     routes += [Route(path, partial(_health, doors)) for path in ("/healthz", "/api/v1/healthz")]
     return Starlette(
         routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
-        exception_handlers={HTTPException: _no_route},
+        exception_handlers={HTTPException: partial(_no_route, dialects)},
     )
 
 
 async def _serve(doors: Doors, owner_of: OwnerOf, limits: UploadLimits, served: Served, request: Request) -> Response:
+    dialect = served.dialect
     try:
-        owner = "" if served.is_signed else owner_of(request.headers.get("x-api-key"))
+        owner = "" if served.is_signed else owner_of(dialect.key_of(request.headers))
         if doors.parts is None:
-            return _not_now(doors.state)
+            return _not_now(dialect, doors.state)
         body = await _body(request, limits)
-        answer = await served.serve(doors.parts, _asked(owner, body, request))
+        serving = served.serve(doors.parts, _asked(owner, body, request))
+        answer = await (_while_connected(request, serving) if served.ends_with_client else serving)
     except ClientDisconnect:  # amid its upload: there is no client to answer
-        answer = as_json({"detail": "the upload was broken off"}, status=400)
+        answer = dialect.refused(400, "the upload was broken off", None)
     except JournalFailed:  # the process is about to end; what was asked is asked again after it
-        return _not_now("stopping")
+        return _not_now(dialect, "stopping")
     except StovetopError as error:
-        answer = _refused(error)
+        answer = dialect.refused(_status_of(error), str(error), error)
     except Exception:
         log.exception("%s %s failed", request.method, request.url.path)
-        answer = as_json({"detail": "the server failed; its log says why"}, status=500)
+        answer = dialect.refused(500, "the server failed; its log says why", None)
     return _response(answer)
+
+
+class _ClientLeft(StovetopError):
+    """There is no one to be answered."""
+
+
+async def _while_connected(request: Request, serving: Awaitable[Answer]) -> Answer:
+    async def watch() -> Answer:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        raise _ClientLeft("the client has gone away")
+
+    async def serve() -> Answer:
+        return await serving
+
+    async with started([serve(), watch()], name=request.url.path) as (served, _):
+        return await served
 
 
 def _asked(owner: str, body: bytes, request: Request) -> Asked:
@@ -102,13 +126,14 @@ def _asked(owner: str, body: bytes, request: Request) -> Asked:
 
 
 def _response(answer: Answer) -> Response:
+    headers = dict(answer.headers)
+    if answer.status == 429:
+        headers["retry-after"] = str(BUSY_RETRY_AFTER_S)
     if answer.file is not None:
-        return FileResponse(answer.file, media_type=answer.media_type)
-    if answer.pieces is not None:
-        shown = {"content-disposition": f'attachment; filename="{answer.name}"'}
-        return StreamingResponse(answer.pieces, media_type=answer.media_type, headers=shown)
-    headers = {"retry-after": str(BUSY_RETRY_AFTER_S)} if answer.status == 429 else None
-    return Response(answer.body, answer.status, headers, answer.media_type)
+        return FileResponse(answer.file, answer.status, headers, answer.media_type)
+    if isinstance(answer.body, bytes):
+        return Response(answer.body, answer.status, headers, answer.media_type)
+    return StreamingResponse(answer.body, answer.status, headers, answer.media_type)
 
 
 async def _body(request: Request, limits: UploadLimits) -> bytes:
@@ -118,20 +143,25 @@ async def _body(request: Request, limits: UploadLimits) -> bytes:
     return await in_thread(partial(plain, sent, encoding, limits))
 
 
-def _refused(error: StovetopError) -> Answer:
-    """Of a request that was not accepted. 409 is never among the answers: the SDK would send it again for minutes."""
+def _status_of(error: StovetopError) -> int:
+    """Of a request that was not done. 409 is never among the answers: the SDK would send it again for minutes."""
+    if isinstance(error, RequestFailedError) and error.category == "server":
+        return 500
     status = error.status_code if isinstance(error, APIStatusError) else 400
-    return as_json({"detail": str(error)}, status=400 if status == 409 else status)
+    return 400 if status == 409 else status
 
 
-def _not_now(state: str) -> Response:
-    return JSONResponse({"detail": f"the server is {state}; ask again"}, 503, {"retry-after": str(RETRY_AFTER_S)})
+def _not_now(dialect: Dialect, state: str) -> Response:
+    response = _response(dialect.refused(503, f"the server is {state}; ask again", None))
+    response.headers["retry-after"] = str(RETRY_AFTER_S)
+    return response
 
 
 async def _health(doors: Doors, _request: Request) -> Response:
     return JSONResponse({"status": doors.state}, 200 if doors.parts is not None else 503)
 
 
-async def _no_route(request: Request, error: Any) -> Response:
-    detail = f"this server has no {request.method} {request.url.path}"
-    return JSONResponse({"detail": detail}, error.status_code)
+async def _no_route(dialects: Mapping[str, Dialect], request: Request, error: Any) -> Response:
+    path = request.url.path
+    dialect = next((dialect for prefix, dialect in dialects.items() if path.startswith(prefix)), TINKER)
+    return _response(dialect.refused(error.status_code, f"this server has no {request.method} {path}", None))

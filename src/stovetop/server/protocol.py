@@ -8,7 +8,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stovetop.concurrency import in_thread
+from stovetop.errors import StovetopError
 from stovetop.server import bodies, codec
 from stovetop.server.programs import model_id_of
 from stovetop.server.recovery import Parts
@@ -65,13 +66,32 @@ class Asked:
 class Answer:
     """What a request is answered with: these bytes, or a file, or pieces that are made while they are sent."""
 
-    body: bytes
+    body: bytes | AsyncIterator[bytes] | Iterator[bytes]  # pieces are sent as they come
     media_type: str = JSON
     status: int = 200
     file: Path | None = None
-    pieces: Iterator[bytes] | None = None
-    name: str = ""  # that a browser saves it under
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How clients of one kind write what is around a request: where paths begin, where the key is, what a refusal looks
+    like."""
+
+    prefix: str  # of paths
+    key_of: Callable[[Mapping[str, str]], str | None]  # in the headers
+    refused: Callable[[int, str, StovetopError | None], Answer]  # of a status, a message, and the error behind it
+
+
+def as_json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(json.dumps(value, allow_nan=False).encode(), status=status, headers=headers or {})
+
+
+TINKER = Dialect(
+    prefix="/api/v1/",
+    key_of=lambda headers: headers.get("x-api-key"),
+    refused=lambda status, message, _error: as_json({"detail": message}, status),
+)
 
 Serve = Callable[[Parts, Asked], Awaitable[Answer]]
 
@@ -84,10 +104,8 @@ class Served:
     path: str
     serve: Serve
     is_signed: bool = False  # the request says itself what it may: no key is asked for, and there is no owner
-
-
-def as_json(value: Mapping[str, Any], status: int = 200) -> Answer:
-    return Answer(json.dumps(value, allow_nan=False).encode(), status=status)
+    dialect: Dialect = TINKER
+    ends_with_client: bool = False  # what is done for a client that goes away is for nothing, and is cancelled
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------

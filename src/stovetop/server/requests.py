@@ -174,6 +174,11 @@ class Requests:
         if not self._closed:
             self._finishing.submit(guarded)
 
+    def end_if_failed(self) -> None:
+        """For one that waits for what is no request of this table: see `__init__`."""
+        if self.has_failed():
+            self._end()
+
     def sweep(self, now_s: float) -> list[Request]:
         """Forgets the requests whose results have been kept for long enough, and returns them."""
         with self._lock:
@@ -202,8 +207,7 @@ class Requests:
             outcome = written(done.result())
         except BaseException as error:  # it belongs to the one who waits
             outcome = Outcome(failure_of(request, error))
-        if self.has_failed():
-            self._end()
+        self.end_if_failed()
         if self.has_failed() or self._closed:
             return
         self._limits.did(num_steps=outcome.num_steps, num_tokens=outcome.num_tokens)

@@ -205,7 +205,8 @@ async def download(parts: Parts, asked: Asked) -> Answer:
     row = parts.checkpoints.find_signed(link.path, link.n)
     files = await in_thread(partial(parts.checkpoints.files, row))
     if not link.file:
-        return Answer(b"", "application/x-tar", pieces=tar(files), name=f"{row.name}.tar")
+        shown = {"content-disposition": f'attachment; filename="{row.name}.tar"'}
+        return Answer(tar(files), "application/x-tar", headers=shown)
     for file in files:
         if file.name == link.file:
             return Answer(b"", "application/octet-stream", file=file)

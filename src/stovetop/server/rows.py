@@ -41,6 +41,10 @@ CREATE TABLE checkpoint (
     n INTEGER NOT NULL, folder TEXT NOT NULL, size_bytes INTEGER NOT NULL, created_s REAL NOT NULL, expires_s REAL,
     public INTEGER NOT NULL, user_metadata TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE answer (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, body BLOB NOT NULL
+) STRICT;
+CREATE INDEX answer_by_age ON answer (created_s);
 """
 
 
@@ -152,9 +156,19 @@ class CheckpointRow:
     user_metadata: str  # JSON
 
 
-Row = SessionRow | ModelRow | RequestRow | ResultRow | SnapshotRow | SamplerRow | DrawnRow | CheckpointRow
+@dataclass(frozen=True, slots=True)
+class AnswerRow:
+    """What a model answered to a client of the OpenAI protocol, token by token."""
+
+    id: str
+    owner: str
+    created_s: float
+    body: bytes  # JSON, compressed
+
+
+Row = SessionRow | ModelRow | RequestRow | ResultRow | SnapshotRow | SamplerRow | DrawnRow | CheckpointRow | AnswerRow
 AnyRow = TypeVar(
-    "AnyRow", SessionRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow
+    "AnyRow", SessionRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow, AnswerRow
 )
 
 

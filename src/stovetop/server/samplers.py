@@ -86,6 +86,15 @@ class Sampler:
         if client_number in self.completions:
             self.completions[client_number].release(place)
 
+    def opened(self) -> SamplingClient:
+        """Its client, which is used now. Waits for the weights where they are still read."""
+        with self.lock:
+            self.used_s = time.monotonic()
+            if self.client is None:
+                self.client = self.open()
+            opened = self.client
+        return opened.result()
+
 
 class Writing(NamedTuple):
     """Frozen weights that are being written into this folder."""
@@ -176,6 +185,23 @@ class Samplers:
     def find(self, sampler_id: str, owner: str) -> SamplerRow:
         """A sampling session of this owner."""
         return self._find(sampler_id, owner).row
+
+    def newest_frozen(self, model_id: str, owner: str) -> SamplerRow | None:
+        """Of the weights of this model that were frozen in memory, the last ones; None without any."""
+        frozen = [
+            sampler.row
+            for sampler in list(self._by_id.values())
+            if (sampler.row.model_id, sampler.row.owner) == (model_id, owner) and _is_committed(sampler)
+        ]
+        return max(frozen, key=lambda row: row.n or 0, default=None)
+
+    def client_of(self, sampler_id: str, owner: str) -> SamplingClient:
+        """What a session of this owner samples with. Waits for its weights where they are still read."""
+        return self._find(sampler_id, owner).opened()
+
+    def open_folder(self, folder: str) -> ClientFuture[SamplingClient]:
+        """A client of what is saved there, which belongs to no session."""
+        return self._service.create_sampling_client(model_path=str(self._folders.at(folder)))
 
     def write_all(self, model_id: str, n: int) -> "list[Writing]":
         """Begins to write the frozen weights of this model, as of its request `n` or before, that no folder has yet."""
@@ -300,12 +326,7 @@ class Samplers:
     def sample(self, body: bodies.Sample, digest: bytes, owner: str) -> Request:
         """Begins to draw. The same seq_id is the same request. Waits for the weights where they are still read."""
         sampler = self._find(body.sampling_session_id, owner)
-        with sampler.lock:
-            sampler.used_s = time.monotonic()
-            if sampler.client is None:
-                sampler.client = sampler.open()
-            opened = sampler.client
-        client = opened.result()
+        client = sampler.opened()
         with sampler.lock:
             known = sampler.requests.get(body.seq_id)
             if known is not None:

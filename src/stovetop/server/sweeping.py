@@ -16,6 +16,7 @@ whatever its session does.
 
 import time
 
+from stovetop.server.openai.kept import sweep_answers
 from stovetop.server.recovery import Parts
 from stovetop.server.rows import Change
 
@@ -32,6 +33,7 @@ def sweep(parts: Parts, now_s: float) -> None:
     # what is still to be replayed is compared with its result
     old = "DELETE FROM result WHERE done_s < ? AND n IN (SELECT n FROM request WHERE body IS NULL)"
     parts.journal.put_soon(Change(old, (now_s - KEPT_IN_JOURNAL_S,)))
+    parts.journal.put_soon(sweep_answers(now_s))
     parts.checkpoints.delete_expired(now_s)
     _reap(parts)
 

@@ -1,0 +1,276 @@
+"""Answers, drawn: whole, by one call of the sampling client for each prompt, or in pieces, so that they can be shown as
+they come (`completers.sample_in_pieces`).
+
+In pieces is drawn what has one answer, no seed, no prompt to be told before it, and no logprobs beside those of the
+tokens that are drawn. Everything else is drawn whole and sent when it is there: so a seed gives the same answer whether
+it is streamed or not.
+
+Shapes: `T` tokens of an answer, `K` alternatives.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TypeVar
+
+from stovetop.client import Tokenizer
+from stovetop.completers import sample_in_pieces
+from stovetop.concurrency import in_thread
+from stovetop.futures import APIFuture
+from stovetop.server.openai.bodies import BadParameter
+from stovetop.server.openai.models import Target
+from stovetop.types import (
+    EncodedTextChunk,
+    ModelInput,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    StopReason,
+)
+
+Of = TypeVar("Of")
+Alternatives = Sequence[tuple[int, float]]  # (token, logprob), the most probable first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """What is to be drawn."""
+
+    id: str
+    created_s: float  # since the epoch
+    owner: str
+    target: Target
+    tokenizer: Tokenizer
+    prompts: Sequence[ModelInput]
+    params: SamplingParams
+    num_choices: int  # of each prompt
+    with_logprobs: bool = False
+    num_alternatives: int = 0  # for each token
+    scores_prompts: bool = False
+    draws_none: bool = False  # only scores the prompts
+    prompt_texts: Sequence[str] = ()  # to be told before the answers, one for each prompt; none: they are not
+    context_length: int | None = None
+
+    def __post_init__(self) -> None:
+        max_tokens, room = self.params.max_tokens, self.room
+        if room < 1:
+            raise BadParameter(None, f"the prompt leaves no room for an answer{self._why}", "context_length_exceeded")
+        if max_tokens is not None and max_tokens > room:
+            told = f"max_tokens is {max_tokens}, and may be {room} at most{self._why}"
+            raise BadParameter("max_tokens", told, "context_length_exceeded")
+
+    @property
+    def room(self) -> int:
+        """Tokens that the context leaves for an answer. With alternatives, one is left free: they come of a further
+        call, which draws one."""
+        if self.context_length is None:
+            return max(1, self.params.max_tokens or 1)
+        longest = max(prompt.length for prompt in self.prompts)
+        return self.context_length - longest - (1 if self.num_alternatives else 0)
+
+    @property
+    def _why(self) -> str:
+        longest = max(prompt.length for prompt in self.prompts)
+        return f": the prompt has {longest} tokens, and the context of {self.target.base_model} {self.context_length}"
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One answer, as far as it is drawn."""
+
+    prompt: int  # which one it answers
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs_T: list[float] = field(default_factory=list[float])
+    stop_reason: StopReason = "length"
+    alternatives_TK: list[Alternatives] | None = None
+
+    def add(self, sequence: SampledSequence) -> None:
+        """Goes on with what was drawn further."""
+        self.tokens += sequence.tokens
+        self.logprobs_T += sequence.logprobs or []
+        self.stop_reason = sequence.stop_reason
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """At temperature 1; nothing for the first token."""
+
+    logprobs_T: list[float | None]
+    alternatives_TK: list[Alternatives | None] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """All answers to a job, those of one prompt beside each other."""
+
+    choices: list[Choice]
+    prompts: list[ScoredPrompt | None]
+    num_cached: int = 0  # tokens of prompts that had been read before
+
+
+async def draw(job: Job) -> Drawn:
+    """All answers whole. No thread is held while they are drawn; when this is cancelled, the drawing ends."""
+    responses = await _results(await in_thread(lambda: _begun(_begin, job, job.prompts)))
+    choices = [_choice(index, each) for index, response in enumerate(responses) for each in response.sequences]
+    if job.draws_none:
+        choices = [Choice(choice.prompt) for choice in choices]
+    elif job.num_alternatives:
+        scored = await _results(await in_thread(lambda: _begun(_score, job, choices)))
+        for choice, response in zip(choices, scored, strict=True):
+            _add_alternatives(job, choice, response)
+    return Drawn(
+        choices,
+        [_scored_prompt(job, response) for response in responses],
+        sum(response.prompt_cache_hit_tokens for response in responses),
+    )
+
+
+def _begun(
+    begin: Callable[[Job, Of], APIFuture[SampleResponse]], job: Job, items: Sequence[Of]
+) -> list[APIFuture[SampleResponse]]:
+    """A call for each, or none."""
+    calls: list[APIFuture[SampleResponse]] = []
+    try:
+        for item in items:
+            calls.append(begin(job, item))
+    except BaseException:
+        for call in calls:
+            call.cancel()
+        raise
+    return calls
+
+
+async def _results(calls: Sequence[APIFuture[SampleResponse]]) -> list[SampleResponse]:
+    try:
+        return [await call for call in calls]
+    except BaseException:
+        for call in calls:
+            call.cancel()
+        raise
+
+
+def _begin(job: Job, prompt: ModelInput) -> APIFuture[SampleResponse]:
+    params = job.params
+    if params.max_tokens is None and job.num_alternatives:
+        params = replace(params, max_tokens=job.room)
+    num_samples = 1 if job.draws_none else job.num_choices
+    if not job.scores_prompts:
+        return job.target.client.sample(prompt, num_samples, params)
+    return job.target.client.sample(
+        prompt, num_samples, params, include_prompt_logprobs=True, topk_prompt_logprobs=job.num_alternatives
+    )
+
+
+def _choice(prompt: int, sequence: SampledSequence) -> Choice:
+    choice = Choice(prompt)
+    choice.add(sequence)
+    return choice
+
+
+def _scored_prompt(job: Job, response: SampleResponse) -> ScoredPrompt | None:
+    if not job.scores_prompts or response.prompt_logprobs is None:
+        return None
+    return ScoredPrompt(list(response.prompt_logprobs), list(response.topk_prompt_logprobs or []) or None)
+
+
+# ---- the most probable tokens besides ------------------------------------------------------------------------------
+
+
+def _score(job: Job, choice: Choice) -> APIFuture[SampleResponse]:
+    """The sampler tells no alternatives, so an answer is read once more, as a prompt."""
+    return job.target.client.sample(
+        job.prompts[choice.prompt].append(EncodedTextChunk(choice.tokens)),
+        1,
+        SamplingParams(max_tokens=1, temperature=0.0),
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=job.num_alternatives,
+        prompt_logprobs_last_n=len(choice.tokens),
+    )
+
+
+def _add_alternatives(job: Job, choice: Choice, response: SampleResponse) -> None:
+    assert response.prompt_logprobs is not None, "they were asked for"
+    assert response.topk_prompt_logprobs is not None, "so were these"
+    num_tokens = len(choice.tokens)
+    scored_T, rows_TK = response.prompt_logprobs[-num_tokens:], response.topk_prompt_logprobs[-num_tokens:]
+    choice.alternatives_TK = [
+        _at_temperature(row or [], scored or 0.0, drawn, job.params.temperature)
+        for row, scored, drawn in zip(rows_TK, scored_T, choice.logprobs_T, strict=True)
+    ]
+
+
+def _at_temperature(row_K: Alternatives, scored: float, drawn: float, temperature: float) -> Alternatives:
+    """A prompt is scored at temperature 1. At another one, log p_t(x) = log p_1(x) / t - log z: the token that was
+    drawn has both, `scored` and `drawn`, and so gives log z."""
+    if temperature in (0.0, 1.0):
+        return row_K
+    log_z = scored / temperature - drawn
+    return [(token, logprob / temperature - log_z) for token, logprob in row_K]
+
+
+# ---- in pieces -----------------------------------------------------------------------------------------------------
+
+
+def comes_in_pieces(job: Job) -> bool:
+    """See above."""
+    is_one = len(job.prompts) == 1 and job.num_choices == 1
+    is_free = job.params.seed is None or job.params.temperature == 0.0
+    return is_one and is_free and not job.num_alternatives and not job.prompt_texts
+
+
+def draw_in_pieces(job: Job, choice: Choice) -> Iterator[int]:
+    """The tokens of the one answer as they come; `choice` has at least those that were told. The first piece is waited
+    for here, so that what is refused is refused before anything is told."""
+    max_tokens = job.room if job.params.max_tokens is None else job.params.max_tokens
+    params = replace(job.params, seed=None, max_tokens=max_tokens)
+    pieces = sample_in_pieces(job.target.client, job.prompts[0], params, job.tokenizer)
+    first = next(pieces)
+    return _told(choice, chain([first], pieces))
+
+
+def _told(choice: Choice, pieces: Iterator[SampledSequence]) -> Iterator[int]:
+    for piece in pieces:
+        choice.add(piece)
+        yield from piece.tokens
+
+
+# ---- texts ---------------------------------------------------------------------------------------------------------
+
+
+def text_of(choice: Choice, tokenizer: Tokenizer, stops: Sequence[str]) -> str:
+    """What an answer says, without what ended it."""
+    text = tokenizer.decode(choice.tokens)
+    cut = until_stop(text, stops)
+    if cut is not None:
+        return cut
+    return text if choice.stop_reason == "length" else tokenizer.decode(choice.tokens[:-1])
+
+
+def until_stop(text: str, stops: Sequence[str]) -> str | None:
+    """The text before the first stop string; None without one."""
+    places = [text.index(stop) for stop in stops if stop in text]
+    return text[: min(places)] if places else None
+
+
+@dataclass(slots=True)
+class Shown:
+    """Text that comes piece by piece, shown up to a stop string: what could be the beginning of one waits."""
+
+    stops: Sequence[str]
+    is_over: bool = False
+    _waiting: str = ""
+
+    def feed(self, text: str) -> str:
+        """What can be shown by now."""
+        if self.is_over:
+            return ""
+        text, self._waiting = self._waiting + text, ""
+        cut = until_stop(text, self.stops)
+        if cut is not None:
+            self.is_over = True
+            return cut
+        held = max(
+            (size for stop in self.stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0
+        )
+        text, self._waiting = text[: len(text) - held], text[len(text) - held :]
+        return text
