@@ -79,6 +79,7 @@ ONLY_IMPORTED_BY = {
 
 TORCH_AT_TOP = ("engine/", "preference/losses.py", "distillation/losses.py")
 HEAVY = {"torch", "transformers"}
+OF_THE_SDK = "backends/remote/"  # which loads torch itself; `backends/remote/__init__.py` loads these when it is asked
 
 DATASETS = [
     "deepcoder",
@@ -327,7 +328,11 @@ def test_the_engine_needs_only_numpy_torch_transformers_and_safetensors() -> Non
 
 def modules(*, engine: bool) -> str:
     """Those of the engine, or else all that may not import torch at the top."""
-    light = [path for path in SOURCES if not name_of(path).startswith(TORCH_AT_TOP)]
+    light = [
+        path
+        for path in SOURCES
+        if not name_of(path).startswith((*TORCH_AT_TOP, OF_THE_SDK)) or name_of(path) == f"{OF_THE_SDK}__init__.py"
+    ]
     paths = [path for path in SOURCES if unit_of(path) == "engine"] if engine else light
     names = [name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
     return ", ".join(f"stovetop.{name}" for name in names if name != "__init__")

@@ -93,8 +93,16 @@ def test_service_client_opens_the_recording_backend(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["tinker", "http://localhost:8000", "https://example.com"])
-def test_a_remote_address_is_refused_with_the_next_step(address: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"import tinker.*'{address}'"):
+def test_a_remote_address_opens_a_client_that_has_asked_nothing_yet(address: str) -> None:
+    service = tinker.ServiceClient(address, api_key="tml-unused")
+    assert isinstance(service, tinker.client.ServiceClient)
+    with pytest.raises(UnknownName, match="unknown keyword of ServiceClient 'device'"):
+        tinker.ServiceClient(address, device="cpu")
+
+
+@pytest.mark.parametrize("address", ["http://", "https://:80", "http://host:port", "http://host:0x"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be an address such as"):
         tinker.ServiceClient(address)
 
 

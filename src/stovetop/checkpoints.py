@@ -346,7 +346,7 @@ async def _resume(
     for path, batch, record in reversed(positions):
         try:
             for policy_path in record.policy_paths:
-                await in_thread(partial(_check_whole, policy_path))
+                await _check_there(service, policy_path)
             client = await service.create_training_client_from_state_with_optimizer(path, model_name, user_metadata)
         except (TornCheckpoint, CheckpointNotFound) as error:
             log.warning("checkpoint %r cannot be used, trying the one before: %s", record.name, error)
@@ -359,7 +359,9 @@ async def _resume(
     )
 
 
-def _check_whole(path: str) -> None:
-    """Of what was saved on this machine; a path that is none is a remote service's."""
+async def _check_there(service: ServiceClient, path: str) -> None:
+    """Refuses weights that are torn or gone: a folder of this machine is read, a server is asked to sample from it."""
     if Path(path).is_absolute():
-        read_folder(Path(path))
+        await in_thread(partial(read_folder, Path(path)))
+    else:
+        await service.create_sampling_client(path)

@@ -305,13 +305,14 @@ class ServiceClient:
     """Makes training and sampling clients. `ServiceClient(...)` opens the provider that `base_url` names; each provider
     is a subclass that has every method of this one.
 
-    base_url       None or "local": models run in this process. "recording": a deterministic fake for tests
-    api_key        read by remote services alone
+    base_url       None or "local": models run in this process. "recording": a deterministic fake for tests. An address,
+                   http://127.0.0.1:8765, or "tinker": a server, or hosted Tinker, through the official SDK
+    api_key        read by remote services alone; None: what the SDK finds
     user_metadata  goes into every checkpoint
     project_id, display_name
                    labels of yours, which go into every checkpoint too
     storage        where checkpoints are saved; each provider has a default
-    engine         options of the provider, see `open_service` in `backends/local.py` and `backends/recording.py`
+    engine         options of the provider, see `open_service` in `backends/local.py`, `recording/` and `remote/`
     """
 
     def __new__(

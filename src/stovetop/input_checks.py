@@ -18,7 +18,7 @@ from stovetop.losses import CrossEntropy, Loss
 from stovetop.model_input import ImageChunk, ModelInput
 from stovetop.rules import Instance, ListOf, Whole, is_a, shown
 from stovetop.tensors import TensorData
-from stovetop.types import Datum, LoraConfig, SamplingParams
+from stovetop.types import AdamParams, Datum, LoraConfig, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,15 @@ def _check_input(index: int, name: str, datum: Datum) -> None:
         )
     if name == "sequence_ratio_mask" and not np.isin(tensor.array, (0, 1)).all():
         raise InvalidRequest(f"datum {index}: sequence_ratio_mask must hold 0 and 1 only")
+
+
+def the_one_of(optim_params: AdamParams | None, adam_params: AdamParams | None) -> AdamParams:
+    """What an optim_step was given, under either of its names."""
+    params = optim_params if adam_params is None else adam_params
+    if params is None or (optim_params is not None and adam_params is not None):
+        given = "neither is given" if params is None else "both are given"
+        raise InvalidRequest(f"pass optim_params, AdamParams(...), or adam_params, its older name: {given}")
+    return params
 
 
 def check_step(gradients: object | None, failure: BaseException | None) -> None:

@@ -20,6 +20,8 @@ from stovetop.rules import DictOf, Text, number
 
 LossConfig = Mapping[str, float]
 
+SPOIL = "stovetop:spoil"  # no loss: over the wire, a forward_backward that the client could not make, with its "reason"
+
 Temperature = Annotated[float, number(at_least=1e-10, at_most=1e10)]
 Ratio = Annotated[float, number(at_least=0)]
 

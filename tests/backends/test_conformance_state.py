@@ -104,10 +104,14 @@ def test_a_state_holds_the_step_after_which_it_was_submitted(provider: Provider,
         )
 
 
-def test_a_path_is_absolute_and_a_folder(trainer: TrainingClient) -> None:
-    for path in (trainer.save_state("a").result().path, trainer.save_weights_for_sampler("a").result().path):
-        assert Path(path).is_absolute()
-        assert Path(path).is_dir()
+def test_a_path_is_known_before_and_stands_for_a_folder(
+    provider: Provider, trainer: TrainingClient, storage: Path
+) -> None:
+    for kind, save in {"weights": trainer.save_state, "sampler_weights": trainer.save_weights_for_sampler}.items():
+        path = save("a").result().path
+        assert path == provider.path_of(storage.resolve(), trainer.model_id, kind, "a")
+        assert provider.folder_of(storage, path).is_absolute()
+        assert provider.folder_of(storage, path).is_dir()
 
 
 def test_a_loaded_client_has_the_rank_of_the_state(
@@ -192,23 +196,24 @@ def _failure_of(call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "remove"])
 def test_a_torn_state_is_recognised_and_the_client_goes_on(
-    provider: Provider, backend: ServiceClient, trainer: TrainingClient, damage: str
+    provider: Provider, backend: ServiceClient, trainer: TrainingClient, storage: Path, damage: str
 ) -> None:
     train(trainer, 1, 0.1)
     before = logprobs(trainer)
     good = trainer.save_state("good").result().path
-    names = [file.name for file in Path(good).iterdir()]
+    names = [file.name for file in provider.folder_of(storage, good).iterdir()]
     for name in names:
-        path = Path(trainer.save_state(f"{damage}-{name.replace('_', '-')}").result().path)
-        content = bytearray((path / name).read_bytes())
+        path = trainer.save_state(f"{damage}-{name.replace('_', '-')}").result().path
+        torn = provider.folder_of(storage, path) / name
+        content = bytearray(torn.read_bytes())
         content[len(content) // 2] ^= 4
         damaged = {"truncate": content[: len(content) // 2], "flip": content, "empty": b"", "remove": b""}[damage]
-        (path / name).write_bytes(damaged)
+        torn.write_bytes(damaged)
         if damage == "remove":
-            (path / name).unlink()
-        _failure_of(lambda path=path: trainer.load_state_with_optimizer(str(path)).result())
-        _failure_of(lambda path=path: backend.create_training_client_from_state(str(path)).result())
-        _failure_of(lambda path=path: trainer.create_sampling_client(str(path)).result())
+            torn.unlink()
+        _failure_of(lambda path=path: trainer.load_state_with_optimizer(path).result())
+        _failure_of(lambda path=path: backend.create_training_client_from_state(path).result())
+        _failure_of(lambda path=path: trainer.create_sampling_client(path).result())
         np.testing.assert_array_equal(logprobs(trainer), before)
     trainer.load_state_with_optimizer(good).result()
     np.testing.assert_array_equal(logprobs(trainer), before)

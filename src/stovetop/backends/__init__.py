@@ -1,7 +1,7 @@
 """Providers of the protocols in `client.py`: one file or folder each, and the one that a `base_url` names.
 
 local.py       the engine in this process               recording/     a deterministic fake that learns
-remote.py      a server, through the official SDK (to come)
+remote/        a server, through the official SDK
 
 The other files are the service and the clients that local and recording share.
 """
@@ -9,6 +9,7 @@ The other files are the service and the clients that local and recording share.
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from stovetop.checks import checked_as
 from stovetop.client import ServiceClient, Storage, UserMetadata
@@ -30,38 +31,51 @@ def open_service(
     options: Mapping[str, Any],
 ) -> ServiceClient:
     """See `client.ServiceClient`, whose parameters these are; `options` are those of the provider."""
-    require_neutral(default_headers_overrides=default_headers_overrides)
-    provider = _provider(base_url)
-    known = inspect.signature(provider).parameters
+    open_provider, settings = _provider(base_url, api_key, default_headers_overrides)
+    known = inspect.signature(open_provider).parameters
     for name in options:
         if name not in known:
             others = inspect.signature(ServiceClient).parameters.keys() - {"engine"}
             raise UnknownName("keyword of ServiceClient", name, {*known, *others})
-    return provider(
-        storage=storage, user_metadata=user_metadata, project_id=project_id, display_name=display_name, **options
-    )
+    labels = {"user_metadata": user_metadata, "project_id": project_id, "display_name": display_name}
+    return open_provider(storage=storage, **labels, **settings, **options)
 
 
 def check_base_url(base_url: str | None) -> None:
-    """Refuses what no provider is found by. Nothing is opened or imported."""
-    match base_url:
-        case None | "local" | "recording":
-            pass
-        case _ if base_url == "tinker" or base_url.startswith(("http://", "https://")):
-            raise InvalidRequest(
-                "this version has no client for remote services; pass base_url='local' to train in this process, or "
-                f"use the official SDK (import tinker) for: {base_url!r}"
-            )
-        case _:
-            raise UnknownName("base_url", base_url, ["local", "recording"], hint="None is 'local'")
+    """Refuses what no provider is found by. Nothing is opened, imported or asked."""
+    if base_url in (None, "local", "recording") or is_remote(base_url):
+        return
+    if base_url.startswith(("http:", "https:")):
+        raise InvalidRequest(f"base_url must be an address such as http://127.0.0.1:8765: {base_url!r}")
+    hint = "None is 'local'; a server has an address, http://..."
+    raise UnknownName("base_url", base_url, ["local", "recording", "tinker"], hint=hint)
 
 
-def _provider(base_url: str | None) -> Callable[..., ServiceClient]:
+def is_remote(base_url: str | None) -> bool:
+    """Whether it is the address of a server, or the hosted service."""
+    if base_url is None or base_url == "tinker":
+        return base_url is not None
+    try:
+        address = urlsplit(base_url)
+        return address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
+    except ValueError:  # no address has such a host or port
+        return False
+
+
+def _provider(
+    base_url: str | None, api_key: str | None, headers: Mapping[str, str] | None
+) -> tuple[Callable[..., ServiceClient], dict[str, Any]]:
+    """What opens it, and what of the settings it takes beside those that all have."""
     check_base_url(base_url)
+    if is_remote(base_url):
+        from stovetop.backends import remote
+
+        return remote.open_service, {"base_url": base_url, "api_key": api_key, "default_headers_overrides": headers}
+    require_neutral(default_headers_overrides=headers)
     if base_url == "recording":
         from stovetop.backends import recording
 
-        return recording.open_service
+        return recording.open_service, {}
     from stovetop.backends import local
 
-    return local.open_service
+    return local.open_service, {}

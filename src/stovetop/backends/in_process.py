@@ -203,6 +203,11 @@ class InProcessServiceClient(ServiceClient):
         self._runs.pop(client.model_id, None)
         client.release()
 
+    def descriptions(self) -> dict[str, ops.Description]:
+        """What the base models that are loaded say of themselves, by name."""
+        self._bases.require_open("descriptions")
+        return self._bases.descriptions()
+
     @property
     def failed(self) -> BaseException | None:
         """What one of its engines died of, or why it could not be loaded."""

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from stovetop.futures import APIFuture, refuse_in_fork
 from stovetop.input_checks import ModelLimits
 from stovetop.model_store import canonical_name
 from stovetop.saved_states import SavedState
+from stovetop.types import LoraConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,20 @@ class OpenedBase:
 def described_state(path: str, saves: PendingSaves, *, with_optimizer: bool) -> SavedState:
     """A saved state, or one that is being saved, that holds what is asked for."""
     state = saves.describe(Path(path))
+    check_optimizer(state, path, with_optimizer=with_optimizer)
+    return state
+
+
+def check_optimizer(state: SavedState, path: str, *, with_optimizer: bool) -> None:
+    """Refuses to load an optimizer that was not saved."""
     if with_optimizer and not state.with_optimizer:
         raise CheckpointError(f"these are weights for sampling, without an optimizer; use a path of save_state: {path}")
-    return state
+
+
+def check_shape(state: SavedState, own: LoraConfig) -> None:
+    """Refuses a saved adapter of another shape than that of the client which is to load it."""
+    if replace(state.lora, seed=own.seed) != own:
+        raise InvalidRequest(f"this adapter is {own}, the saved one {state.lora}; make a client from that state")
 
 
 def check_base(state: SavedState, path: str, name: str, model: ops.Description) -> None:
@@ -203,8 +215,14 @@ class OpenedBases:
 
     def lengths(self) -> dict[str, int | None]:
         """The base models there are, with their longest context in tokens where they are loaded."""
-        opened = {thread.name: _context_length(thread) for thread in self._threads() if thread.failed is None}
-        return {name: opened.get(name) for name in sorted({*self._models.names(), *opened})}
+        opened = {thread.name: _description(thread) for thread in self._threads() if thread.failed is None}
+        lengths = {name: None if each is None else each.limits.context_length for name, each in opened.items()}
+        return {name: lengths.get(name) for name in sorted({*self._models.names(), *opened})}
+
+    def descriptions(self) -> dict[str, ops.Description]:
+        """What the base models that are loaded say of themselves."""
+        described = {thread.name: _description(thread) for thread in self._threads() if thread.failed is None}
+        return {name: each for name, each in described.items() if each is not None}
 
     @property
     def failed(self) -> BaseException | None:
@@ -251,7 +269,8 @@ class OpenedBases:
         return os.getpid() == self._process
 
 
-def _context_length(thread: EngineThread) -> int | None:
+def _description(thread: EngineThread) -> ops.Description | None:
+    """None while it loads, or where it could not be loaded."""
     if not thread.loaded.done() or thread.loaded.exception() is not None:
         return None
-    return thread.loaded.result().description.limits.context_length
+    return thread.loaded.result().description

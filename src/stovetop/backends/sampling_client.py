@@ -91,7 +91,7 @@ class InProcessSamplingClient:
         return self._base.thread.call(
             "compute_logprobs",
             ops.ComputeLogprobs(self._weights, prompt, queue=self._queue),
-            lambda logprobs: _last(logprobs, prompt_logprobs_last_n),
+            lambda logprobs: last_of(logprobs, prompt_logprobs_last_n),
         )
 
     @checked
@@ -140,7 +140,7 @@ def load_sampling_client(base: OpenedBase, path: str, state: SavedState) -> Clie
     return ClientFuture(loaded.future(), loaded.cancel)
 
 
-def _last(values_T: list[Any], last_n: int | None) -> list[Any]:
+def last_of(values_T: list[Any], last_n: int | None) -> list[Any]:
     """The values of so many positions at the end, None before; of all for None."""
     first = 0 if last_n is None else max(0, len(values_T) - last_n)
     return [None] * first + values_T[first:]
@@ -160,7 +160,7 @@ def _as_asked(response: SampleResponse, sequence_ids: Sequence[str], last_n: int
             )
             for sequence, name in zip(response.sequences, sequence_ids, strict=True)
         ],
-        prompt_logprobs=None if prompt is None else _last(prompt, last_n),
-        topk_prompt_logprobs=None if topk is None else _last(topk, last_n),
+        prompt_logprobs=None if prompt is None else last_of(prompt, last_n),
+        topk_prompt_logprobs=None if topk is None else last_of(topk, last_n),
         prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
     )

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 from stovetop.backends.custom_loss import CustomLosses
 from stovetop.backends.older_names import with_older_names
-from stovetop.backends.opened_base import Call, OpenedBase, checked_state, described_state
+from stovetop.backends.opened_base import Call, OpenedBase, check_shape, checked_state, described_state
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun
 from stovetop.checks import checked
 from stovetop.client import CheckpointName, CustomLossFn, HowToStep, StatePath, Tokenizer, Ttl, UserMetadata
 from stovetop.engine import ops
-from stovetop.errors import CheckpointExists, InvalidRequest
+from stovetop.errors import CheckpointExists
 from stovetop.futures import APIFuture, ClientFuture
-from stovetop.input_checks import Data, check_data, check_shapes
+from stovetop.input_checks import Data, check_data, check_shapes, the_one_of
 from stovetop.losses import LossConfig, parse_loss
 from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
@@ -100,10 +100,7 @@ class InProcessTrainingClient:
     def optim_step(
         self, optim_params: HowToStep | None = None, *, adam_params: HowToStep | None = None
     ) -> APIFuture[OptimStepResponse]:
-        params = optim_params if adam_params is None else adam_params
-        if params is None or (optim_params is not None and adam_params is not None):
-            given = "neither is given" if params is None else "both are given"
-            raise InvalidRequest(f"pass optim_params, AdamParams(...), or adam_params, its older name: {given}")
+        params = the_one_of(optim_params, adam_params)
         op = ops.OptimStep(self._adapter, params)
         return self._call("optim_step", {"optim_params": params}, op)
 
@@ -250,8 +247,6 @@ class InProcessTrainingClient:
         return SavedState(base.name, base.fingerprint, self._config, with_optimizer, run.described(), metadata)
 
     def _load(self, verb: str, path: str, *, with_optimizer: bool) -> APIFuture[LoadWeightsResponse]:
-        saved, own = checked_state(path, self._base, with_optimizer=with_optimizer).lora, self._config
-        if replace(saved, seed=own.seed) != own:
-            raise InvalidRequest(f"this adapter is {own}, the saved one {saved}; make a client from that state")
+        check_shape(checked_state(path, self._base, with_optimizer=with_optimizer), self._config)
         op, after = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer), self._base.saves.under(Path(path))
         return self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path), after)

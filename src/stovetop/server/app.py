@@ -24,6 +24,7 @@ from stovetop.errors import APIStatusError, RequestFailedError, StovetopError
 from stovetop.server.journal import JournalFailed
 from stovetop.server.keys import OwnerOf, local_owner
 from stovetop.server.openai.routes import openai_table
+from stovetop.server.ours import OURS
 from stovetop.server.protocol import PROTOCOL, TINKER, Answer, Asked, Dialect, Served
 from stovetop.server.recovery import Parts
 from stovetop.server.rest import REST
@@ -61,7 +62,7 @@ def make_app(
 ) -> Starlette:
     """`hosts`: for which Host headers requests are served, against pages that make a browser send some here."""
     serve = partial(_serve, doors, owner_of, limits or UploadLimits())
-    served = [*PROTOCOL, *REST, *openai_table()] if tables is None else list(tables)
+    served = [*PROTOCOL, *REST, *OURS, *openai_table()] if tables is None else list(tables)
     routes = [
         Route(f"{each.dialect.prefix}{each.path}", partial(serve, each), methods=[each.method]) for each in served
     ]

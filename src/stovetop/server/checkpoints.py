@@ -21,7 +21,7 @@ from pathlib import Path
 from stovetop.checks import take
 from stovetop.client import MAX_NAME, CheckpointName
 from stovetop.durable import MANIFEST
-from stovetop.errors import InvalidRequest, NotFoundError, StovetopError
+from stovetop.errors import CheckpointExists, CheckpointNotFound, InvalidRequest, StovetopError
 from stovetop.futures import then
 from stovetop.rules import rule_of
 from stovetop.saved_states import SavedState, describe
@@ -42,7 +42,8 @@ class Checkpoints:
         self._folders = folders
         self._journal = journal
         self._rows = {row.path: row for row in rows}
-        self._being_saved = set[str]()
+        self._being_saved = Counter[str]()
+        self._latest = dict[str, int]()  # the last request that a save to the path was written for
         self._in_use = Counter[str]()  # folders that a replay would read
         self._unwanted = set[str]()  # of them, those that no path stands for any more
         self._lock = threading.Lock()  # protects them all
@@ -53,21 +54,25 @@ class Checkpoints:
         """The checkpoint at this path, to read it. One of another owner that is not published is as good as none."""
         row = self._rows.get(path)
         if row is None or not (row.owner == owner or row.public) or _is_over(row, time.time()):
-            raise NotFoundError(f"there is no checkpoint at this path; pass the one that a save returned: {path!r}")
+            raise CheckpointNotFound(
+                f"there is no checkpoint at this path; pass the one that a save returned: {path!r}"
+            )
         return row
 
     def find_own(self, path: str, owner: str) -> CheckpointRow:
         """The same, to change it."""
         row = self._rows.get(path)
         if row is None or row.owner != owner:
-            raise NotFoundError(f"you have no checkpoint at this path; pass the one that a save returned: {path!r}")
+            raise CheckpointNotFound(
+                f"you have no checkpoint at this path; pass the one that a save returned: {path!r}"
+            )
         return self.find(path, owner)
 
     def find_signed(self, path: str, n: int) -> CheckpointRow:
         """The one that request `n` saved there, for a link that was signed for it."""
         row = self._rows.get(path)
         if row is None or row.n != n or _is_over(row, time.time()):
-            raise NotFoundError(f"this checkpoint is not there any more: {path!r}")
+            raise CheckpointNotFound(f"this checkpoint is not there any more: {path!r}")
         return row
 
     def owned(self, owner: str, model_id: str | None = None) -> list[CheckpointRow]:
@@ -99,17 +104,28 @@ class Checkpoints:
             raise InvalidRequest(f"the name of a checkpoint has {LONGEST_NAME} characters at most: {len(save.name)}")
         path = path_of(model_id, save)
         with self._lock:
-            if path in self._being_saved or (self._is_taken(path) and not save.overwrite):
-                raise InvalidRequest(
+            if (path in self._being_saved or self._is_taken(path)) and not save.overwrite:
+                raise CheckpointExists(
                     f"there is a checkpoint at this path; choose another name, or overwrite it: {path}"
                 )
-            self._being_saved.add(path)
+            self._being_saved[path] += 1
         return path
 
     def release(self, path: str) -> None:
-        """Its save has ended, however it did."""
+        """A save to it has ended, however it did."""
         with self._lock:
-            self._being_saved.discard(path)
+            self._being_saved[path] -= 1
+            if not self._being_saved[path]:
+                del self._being_saved[path]
+
+    def is_latest(self, path: str, n: int) -> bool:
+        """Whether the save of request `n`, which has been written, is the one that the path stands for: one that was
+        asked for later may have been written before."""
+        with self._lock:
+            before = self._rows.get(path)
+            latest = max(n, self._latest.get(path, n), n if before is None else before.n)
+            self._latest[path] = latest
+        return latest == n
 
     def appear(self, row: CheckpointRow) -> str | None:
         """Its row is committed. Returns the folder that no path stands for any more, if it replaces one."""
@@ -177,7 +193,7 @@ class Checkpoints:
         try:
             shutil.copytree(self._folders.at(source.folder), place, copy_function=_linked)
         except FileNotFoundError as error:
-            raise NotFoundError(f"this checkpoint is not there any more: {source.path!r}") from error
+            raise CheckpointNotFound(f"this checkpoint is not there any more: {source.path!r}") from error
         return replace(
             source,
             path=f"tinker://{model.id}/{source.kind}/{source.name}",

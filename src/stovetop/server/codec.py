@@ -18,6 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from stovetop.errors import InvalidRequest
+from stovetop.losses import SPOIL
 from stovetop.server import wire
 from stovetop.types import (
     Datum,
@@ -87,6 +88,8 @@ def read_envelope(body: bytes) -> Envelope:
 def read_forward_backward(envelope: Envelope) -> ForwardBackward:
     """The data, checked as far as every model could."""
     message = envelope.message
+    if message.loss_fn == SPOIL:
+        raise InvalidRequest(message.loss_fn_config_v2["reason"].text)
     data = [_datum(index, each) for index, each in enumerate(message.data)]
     return ForwardBackward(data, message.loss_fn, _loss_config(message), message.forward_only)
 

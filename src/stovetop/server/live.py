@@ -21,7 +21,7 @@ from stovetop.server.requests import Outcome, Result
 from stovetop.server.rows import Change, CheckpointRow, ModelRow, SamplerRow, SnapshotRow, put
 from stovetop.server.shared import Shared
 from stovetop.server.snapshots import Snapshots
-from stovetop.server.verbs import Freeze, Load, Make, MakeFrom, Refused, Save, Step, Verb, num_tokens_of
+from stovetop.server.verbs import Freeze, Load, Make, MakeFrom, Refused, Save, Step, Verb, learns, num_tokens_of
 from stovetop.types import AdamParams, ForwardBackwardOutput
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Live:
         except QueueFull:  # nothing was called: the client asks again when there is room
             raise
         except StovetopError as error:  # in the place of what it refuses
-            if isinstance(verb, ForwardBackward) and not verb.forward_only:
+            if learns(verb):
                 self.spoil(str(error))
             return _failing(error)
 
@@ -166,6 +166,10 @@ class Live:
 
         def written(saved: Any) -> Outcome:
             name = self._shared.folders.name_of(saved.path)
+            if not checkpoints.is_latest(path, n):
+                checkpoints.release(path)
+                self._shared.requests.later(lambda: checkpoints.remove_folder(name))
+                return Outcome(Result.of({"path": path}))
             row = row_of(self._model.id, self._model.owner, n, verb, Path(saved.path), name)
             return Outcome(Result.of({"path": path}), (put(row),), partial(appear, row))
 

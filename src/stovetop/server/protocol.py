@@ -87,11 +87,12 @@ def as_json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, s
     return Answer(json.dumps(value, allow_nan=False).encode(), status=status, headers=headers or {})
 
 
-TINKER = Dialect(
-    prefix="/api/v1/",
-    key_of=lambda headers: headers.get("x-api-key"),
-    refused=lambda status, message, _error: as_json({"detail": message}, status),
-)
+def _refused(status: int, message: str, error: StovetopError | None) -> Answer:
+    kind = {} if error is None else {"type": type(error).__name__}  # a client of ours raises the same
+    return as_json({"detail": message, **kind}, status)
+
+
+TINKER = Dialect(prefix="/api/v1/", key_of=lambda headers: headers.get("x-api-key"), refused=_refused)
 
 Serve = Callable[[Parts, Asked], Awaitable[Answer]]
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from stovetop.errors import APIStatusError, InvalidRequest, RequestFailedError, StovetopError
+from stovetop.errors import APIStatusError, CheckpointError, InvalidRequest, RequestFailedError, StovetopError
 from stovetop.futures import pending, when_done
 from stovetop.server.journal import Journal
 from stovetop.server.limits import Limits
@@ -250,7 +250,8 @@ def failure_of(request: Request, error: BaseException) -> Result:
         category = "user" if isinstance(error, StovetopError) else "server"
     if category == "server":
         log.error("%s failed", request.what, exc_info=error)
-    message = f"{request.what} failed: {str(cause) or type(cause).__name__}"
+    kind = f"{type(cause).__name__}: " if isinstance(cause, CheckpointError) else ""  # a client of ours raises the same
+    message = f"{request.what} failed: {kind}{str(cause) or type(cause).__name__}"
     for ours, theirs in request.words.items():
         message = message.replace(ours, theirs)
     return Result.failed(message, category)

@@ -73,9 +73,10 @@ class Load(Body):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refused:
-    """A forward_backward whose body cannot be used, and why."""
+    """A forward_backward, or a forward, whose body cannot be used, and why."""
 
     reason: str
+    forward_only: bool = False
 
 
 Verb = Make | MakeFrom | ForwardBackward | Refused | Step | Save | Freeze | Load
@@ -143,13 +144,13 @@ def _usable(envelope: Envelope) -> ForwardBackward | Refused:
     try:
         return read_forward_backward(envelope)
     except InvalidRequest as error:
-        return Refused(str(error))
+        return Refused(str(error), envelope.message.forward_only)
 
 
 def learns(verb: Verb) -> bool:
     """Whether it leaves a gradient, or spoils the one that is there: behind it, a model's weights and moments are not
     all that it is."""
-    return isinstance(verb, Refused) or (isinstance(verb, ForwardBackward) and not verb.forward_only)
+    return isinstance(verb, Refused | ForwardBackward) and not verb.forward_only
 
 
 def rests(verb: Verb) -> bool:
