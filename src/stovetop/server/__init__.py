@@ -8,7 +8,7 @@ protocol       what each request of training and sampling does           uploads
 rest           lists and what is done with checkpoints                   downloads  links to files that need no key
 bodies, codec  JSON and protobuf to values; wire: the messages           verbs      what a model's program is made of
 program        one model: call, put, acknowledge; replay                 programs   all of them
-live           one model in memory                                       sweeping   what is forgotten in time
+live           one model in memory                                       ours       what the protocol has no word for
 snapshots      where a model's replay begins                             recovery   from the journal to all of this
 sessions, samplers, requests, checkpoints   the other things that clients name
 completions    samples that have ended, for one question about all      sweeping   what is forgotten in time
