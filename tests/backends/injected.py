@@ -2,6 +2,7 @@
 threads of the engine make. The calls are found by watching a run, not by a list."""
 
 import functools
+import gc
 import sys
 import threading
 from concurrent.futures import Future
@@ -203,6 +204,7 @@ def run(saved: Path, folder: Path, target: Place | None = None, error: type[Base
         sys.setprofile(watch)
         return engines[0]
 
+    gc.collect()  # what other tests have left would end within this one, and be seen
     threading.setprofile(None)
     thread = EngineThread(open_engine, "under test")
     threading.setprofile(watch)  # of the thread that writes, which starts with the first save

@@ -3,7 +3,7 @@
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -33,9 +33,9 @@ class Slow:
             raise self.error
 
 
-def new_writer() -> SnapshotWriter:
+def new_writer(wake: Callable[[], object] = lambda: None) -> SnapshotWriter:
     crew = Crew()
-    return SnapshotWriter("of this test", crew, Callbacks(crew).add)
+    return SnapshotWriter("of this test", crew, Callbacks(crew).add, wake)
 
 
 @pytest.fixture
@@ -161,3 +161,32 @@ class Done:
 
     def write(self) -> None:
         pass
+
+
+def test_one_who_waits_for_the_writer_to_be_idle_is_woken_when_it_is() -> None:
+    """Woken before, he would look too early, and wait for ever."""
+    seen: list[bool] = []
+    writer = new_writer(lambda: seen.append(writer.idle))
+    first, second = Slow(), Slow()
+    put(writer, first, second)
+    free(first, second)
+    writer.close()
+    assert seen == [False, True]
+
+
+def test_a_wake_that_raises_is_tried_again_and_the_next_snapshot_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    woken: list[int] = []
+
+    def wake() -> None:
+        woken.append(len(woken))
+        if len(woken) == 1:
+            raise MemoryError("injected")
+
+    writer = new_writer(wake)
+    first, second = Slow(), Slow()
+    answers = put(writer, first, second)
+    free(first, second)
+    assert [answer.result(LIMIT_S) for answer in answers] == [None, None]
+    writer.close()
+    assert woken == [0, 1, 2]
+    assert "what was to be done after a save raised" in caplog.text

@@ -146,7 +146,7 @@ REST: dict[str, list[Any]] = {
 }
 
 OPTIONS: dict[str, list[Any]] = {  # of ServiceClient(...) and of each provider
-    "base_url": [5, ["local"], {"who": "me"}, "recroding", "http://localhost:1", ""],
+    "base_url": [5, ["local"], {"who": "me"}, "recroding", "localhost:1", "ftp://localhost:1", ""],
     "api_key": without_none(NO_TEXT),
     "user_metadata": NO_METADATA,
     "project_id": without_none(NO_TEXT),

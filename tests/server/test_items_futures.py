@@ -271,7 +271,7 @@ def test_item_44_a_client_that_waits_no_longer_takes_its_sample_back(slow_to_sam
     with slow_to_sample.sdk() as sdk:
         sampler = sdk.create_sampling_client(base_model=MODELS[0]).result()
         drawn = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)).future()
-        give_up_s = time.monotonic() + 10
+        give_up_s = time.monotonic() + 60
         while parts.limits.load.num_requests == 0 and time.monotonic() < give_up_s:
             time.sleep(0.01)
         drawn.cancel()

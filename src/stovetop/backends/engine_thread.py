@@ -71,7 +71,7 @@ class EngineThread:
         self._ends = False  # when all that was accepted is done
         self._work = Interruptible()
         self.callbacks = Callbacks(self.crew)  # of users, on the futures of calls
-        self._writer = SnapshotWriter(name, self.crew, self.callbacks.add)
+        self._writer = SnapshotWriter(name, self.crew, self.callbacks.add, self._wake)
         self._ended: Future[None] = pending()
         self.thread: threading.Thread = AnsweringThread(
             partial(self._run, open_engine), f"engine {name}", self.callbacks.add
@@ -294,7 +294,6 @@ class EngineThread:
         """In the writer's thread."""
         try:
             self._answer(accepted, None, error)
-            self._wake()
         except BaseException as raised:  # a fault of ours, which ends the engine
             self._inbox.put(partial(_fail, raised))
 

@@ -28,14 +28,17 @@ class _Waiting(NamedTuple):
 class SnapshotWriter:
     """Writes one snapshot after the other, in the order in which they come. Used by one thread.
 
-    Consumes snapshots, produces calls of `done`; waits when there is nothing to write; stopped by `close`, which writes
-    what is there, or by `drop_waiting`, which only finishes what is being written. The thread starts with the first
-    snapshot. At the program's end, what is being written for long is interrupted: it is there as a whole or not at all.
+    Consumes snapshots, produces calls of `done`, and behind each a call of `wake`, by when `idle` and `has_room` are
+    true of what is left, so that one who waits for these looks again. Waits when there is nothing to write; stopped by
+    `close`, which writes what is there, or by `drop_waiting`, which only finishes what is being written. The thread
+    starts with the first snapshot. At the program's end, what is being written for long is interrupted: it is there as
+    a whole or not at all.
     """
 
-    def __init__(self, name: str, crew: Crew, hand_over: HandOver) -> None:
+    def __init__(self, name: str, crew: Crew, hand_over: HandOver, wake: Callable[[], object]) -> None:
         self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._crew = crew
+        self._wake = wake
         self._work = Interruptible()
         self.thread: threading.Thread = AnsweringThread(self._run, f"writer {name}", hand_over)
         self._num_in_memory = 0
@@ -95,16 +98,22 @@ class SnapshotWriter:
             del snapshot
             with self._lock:
                 self._num_in_memory -= 1
-            for _ in range(2):  # where the caller's function raises it is told of that instead, once
-                try:
-                    done(error)
-                    break
-                except BaseException as raised:  # it ends nothing here
-                    log.exception("what was to be done after a save raised")
-                    error = raised
+            self._tell(done, error)
+            del done
             with self._lock:
                 self._num_unanswered -= 1
+            self._tell(lambda _: self._wake(), None)
         self._crew.leave(self)
+
+    def _tell(self, told: Callable[[BaseException | None], object], error: BaseException | None) -> None:
+        """Where the caller's function raises it is told of that instead, once; it ends nothing here."""
+        for _ in range(2):
+            try:
+                told(error)
+                return
+            except BaseException as raised:
+                log.exception("what was to be done after a save raised")
+                error = raised
 
     def _failure_of(self, snapshot: Snapshot) -> BaseException | None:
         try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from stovetop.checks import take
 from stovetop.client import MAX_NAME, CheckpointName
 from stovetop.durable import MANIFEST
-from stovetop.errors import CheckpointExists, CheckpointNotFound, InvalidRequest, StovetopError
+from stovetop.errors import CheckpointError, CheckpointExists, CheckpointNotFound, InvalidRequest
 from stovetop.futures import then
 from stovetop.rules import rule_of
 from stovetop.saved_states import SavedState, describe
@@ -92,8 +92,8 @@ class Checkpoints:
         place = self._folders.at(row.folder)
         try:
             return describe(place)
-        except StovetopError as error:  # clients know it by its path
-            raise InvalidRequest(str(error).replace(str(place), row.path)) from error
+        except (CheckpointError, InvalidRequest) as error:  # clients know it by its path
+            raise type(error)(str(error).replace(str(place), row.path)) from error
 
     # ---- saving ------------------------------------------------------------------------------------------------------
 
