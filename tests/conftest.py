@@ -1,5 +1,6 @@
 """Fixtures that every folder of tests may use."""
 
+import gc
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -32,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     examples: int = config.getoption("--examples")
     hypothesis.settings.register_profile("stovetop", deadline=None, derandomize=True, max_examples=examples)
     hypothesis.settings.load_profile("stovetop")
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now, modules above all, stays to the end: no garbage collection needs to go through it, which
+    would take most of half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

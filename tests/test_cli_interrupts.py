@@ -35,12 +35,46 @@ except KeyboardInterrupt as interrupt:
 """
 
 
-@pytest.mark.parametrize("work", ["compute()", "threading.Event().wait(50)"])
-@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("work", ["compute()", pytest.param("threading.Event().wait(50)", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("by", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_what_awaits_nothing_is_interrupted_soon_too(work: str, by: signal.Signals, code: int) -> None:
     ended = signal_after(["-c", NEVER_AWAITS.format(work=work)], 0.1, by)
     assert (ended.code, ended.printed, ended.errors) == (code, "under way\nleft\n", "")
     assert ended.seconds < 5
+
+
+COMPUTES_AMONG_OTHERS = """
+import asyncio
+from stovetop.cli import interrupts
+from stovetop.concurrency import together
+
+interrupts.SECONDS_TO_AWAIT = 0.1
+
+async def compute():
+    print("under way", flush=True)
+    while True:
+        sum(range(1000))
+
+async def cleans_up(name, *awaitables):
+    try:
+        await together([*awaitables, asyncio.sleep(50)])
+    finally:
+        await asyncio.sleep(0.01)
+        print(name, "cleaned up", flush=True)
+
+try:
+    interrupts.run_interruptibly(cleans_up("outer", cleans_up("inner", compute())))
+except KeyboardInterrupt as interrupt:
+    raise SystemExit(interrupts.as_interrupted(interrupt).exit_code)
+"""
+
+
+def test_a_task_that_computes_is_interrupted_and_all_around_it_clean_up_without_a_word_of_asyncio() -> None:
+    ended = signal_after(["-c", COMPUTES_AMONG_OTHERS], 0.1, signal.SIGINT)
+    assert (ended.code, ended.errors) == (130, "")
+    assert ended.printed == "under way\ninner cleaned up\nouter cleaned up\n"
 
 
 AWAITS_AND_CLEANS_UP = """
@@ -111,7 +145,9 @@ def test_what_does_not_let_itself_be_cancelled_has_its_time_and_not_more() -> No
     assert ended.seconds < AT_ONCE_S
 
 
-@pytest.mark.parametrize("then", ["pass", "await asyncio.sleep(50)", "time.sleep(50)"])
+@pytest.mark.parametrize(
+    "then", ["pass", pytest.param("await asyncio.sleep(50)", marks=pytest.mark.slow), "time.sleep(50)"]
+)
 def test_a_second_signal_ends_it_at_once_whatever_it_does(then: str) -> None:
     program = DOES_NOT_END.format(seconds=20, work="await asyncio.sleep(50)", then=then)
     ended = signal_after(["-c", program], 0.1, signal.SIGINT, again_after=0.3)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 import stovetop
 from processes import run_python
 
@@ -321,6 +323,7 @@ def test_modules_outside_the_engine_load_neither_torch_nor_transformers() -> Non
     assert printed_by(program) == "set()\n"
 
 
+@pytest.mark.slow  # an interpreter of its own that loads torch and transformers
 def test_the_engine_needs_only_numpy_torch_transformers_and_safetensors() -> None:
     blocked = {"pydantic", "tyro", "rich", "httpx", "matplotlib"}
     printed_by(f"import sys; sys.modules |= dict.fromkeys({blocked})\nimport {modules(engine=True)}")

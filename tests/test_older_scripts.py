@@ -250,6 +250,7 @@ print("final", client.forward([datum], "cross_entropy").result().metrics["loss:s
 """
 
 
+@pytest.mark.slow  # tests/kitchen has its like
 def test_a_run_killed_at_random_points_is_the_run_that_would_have_been(
     tmp_path: Path, kill_after: Callable[..., str]
 ) -> None:

@@ -35,7 +35,7 @@ def test_it_answers_a_question(service: ServiceClient) -> None:
     assert termination.is_clean
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.7, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_sampler_and_trainer_agree(service: ServiceClient, temperature: float) -> None:
     """After some training, so that the adapter matters; in float32 the gap is rounding."""
     trainer = service.create_lora_training_client("smollm2", rank=8, seed=0).result()

@@ -61,8 +61,15 @@ else:
 """
 
 
-@pytest.mark.parametrize("form", ["plain", "with"])
-@pytest.mark.parametrize(("end", "code"), [("raise ZeroDivisionError('mine')", 1), ("raise SystemExit(7)", 7)])
+@pytest.mark.parametrize(
+    ("end", "code", "form"),
+    [
+        ("raise ZeroDivisionError('mine')", 1, "plain"),
+        ("raise SystemExit(7)", 7, "with"),
+        pytest.param("raise ZeroDivisionError('mine')", 1, "with", marks=pytest.mark.slow),
+        pytest.param("raise SystemExit(7)", 7, "plain", marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_that_ends_amid_work_ends_soon_and_as_it_wants_to(end: str, code: int, form: str) -> None:
     ended = run(AMID_WORK, 0.0, signal.SIGCONT, end, form)
     assert (ended.code, "ZeroDivisionError: mine" in ended.errors) == (code, code == 1)

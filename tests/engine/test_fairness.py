@@ -63,17 +63,17 @@ def test_an_owner_with_many_adapters_has_as_many_turns_as_one_with_one(model: Ba
         engine.step()
 
 
-def test_a_sample_beside_a_forward_backward_of_400_datums_draws_a_token_in_every_pass(model: BaseModel) -> None:
+def test_a_sample_beside_a_forward_backward_of_200_datums_draws_a_token_in_every_pass(model: BaseModel) -> None:
     engine = Engine(model, max_tokens_per_pass=80)  # ten datums a pass
     adapter = tiny.create(engine, LoraConfig(rank=1, seed=0))
-    passes = engine.submit(backward(adapter, 0, 400))
-    samples = {num_tokens: engine.submit(sample(None, num_tokens)) for num_tokens in (1, 10, 30)}
+    passes = engine.submit(backward(adapter, 0, 200))
+    samples = {num_tokens: engine.submit(sample(None, num_tokens)) for num_tokens in (1, 5, 15)}
     ended: dict[ops.Ticket, int] = {}
     for number in range(1, 60):
         ended |= {done.ticket: number for done in engine.step()}
         if passes in ended:
             break
-    assert ended[passes] > 30
+    assert ended[passes] > 15
     for num_tokens, ticket in samples.items():
         assert ended[ticket] <= num_tokens + 1
 
@@ -152,7 +152,7 @@ def test_who_has_queued_many_samples_delays_the_first_of_another_by_little(
     """Whatever is short: places in the batch, or the memory for keys and values."""
     monkeypatch.setattr(sampler, "MAX_RUNNING", most_running)
     engine = Engine(model, max_kv_bytes=None if num_positions is None else tiny.kv_bytes(num_positions, model))
-    params = SamplingParams(20, 0, [])
+    params = SamplingParams(8, 0, [])
     many = [
         engine.submit(ops.Sample(None, ModelInput.from_ints(tiny.tokens(8, number)), 8, params, False, 0, queue="many"))
         for number in range(20)

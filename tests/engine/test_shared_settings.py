@@ -89,7 +89,7 @@ def some_of_everything(model: BaseModel, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
 def test_an_engine_computes_the_same_bits_whatever_the_default_dtype_is_meanwhile(
     kind: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

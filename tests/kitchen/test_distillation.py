@@ -148,6 +148,7 @@ def without_penalty(sourced_D: list[SourcedDatum]) -> list[Datum]:
     return [sourced.datum for sourced in sourced_D]
 
 
+@pytest.mark.slow
 def test_a_transformer_comes_twice_as_near_to_its_teacher_and_by_the_penalty_alone(
     config: DistillationConfig, tmp_path: Path
 ) -> None:

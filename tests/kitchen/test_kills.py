@@ -3,7 +3,7 @@
 A kill is simulated by a copy of the run's folder, with all that was saved in it, at a boundary of a stage: while the
 engine's thread goes on writing. Each copy goes on where it lies, after the original is gone. Besides, runs are stopped
 by what a stage or a call raises, and cancelled at boundaries and at any other moment, some of them again and again.
-How long calls take differs from run to run. `make test` tries a sixtieth of it, .ci/run all.
+How long calls take differs from run to run. `make test` tries a sixtieth of some modes, .ci/run all of all.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from stovetop.kitchen.workflow import Workflow
 
 NUM_PARTS = 60  # of the boundaries of a mode
 QUICK_PARTS = (7,)
+QUICK_MODES = {"supervised", "measured preference", "two steps ahead", "ppo", "distillation", "reward model"}
 NUM_STOPS = 20  # runs of a mode that are stopped in another way
 QUICK_STOPS = {("supervised", 0), ("one step ahead", 1), ("off-policy distillation", 2), ("two steps ahead", 3)}
 
@@ -40,7 +41,10 @@ QUICK_STOPS = {("supervised", 0), ("one step ahead", 1), ("off-policy distillati
 # ---- kills at the boundaries of stages -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(mode, marks=[] if mode in QUICK_MODES else [pytest.mark.slow]) for mode in MODES],
+)
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     is_quick = "not slow" in request.config.getoption("markexpr", "")
 

@@ -65,7 +65,9 @@ def final_weights(record: Any) -> str:
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "composite" else [pytest.mark.slow]) for kind in KINDS]
+)
 def test_a_teacher_is_trained_and_then_its_student(kind: str, tmp_path: Path) -> None:
     assert run(kind, tmp_path / "run") == 0
     phases = [load(folder) for folder in sorted((tmp_path / "run").iterdir()) if folder.is_dir()]
@@ -80,6 +82,7 @@ def test_a_teacher_is_trained_and_then_its_student(kind: str, tmp_path: Path) ->
     assert taught == list(map(final_weights, teachers))
 
 
+@pytest.mark.slow
 def test_the_distance_to_each_teacher_is_in_the_row(tmp_path: Path) -> None:
     assert run("composite", tmp_path / "run") == 0
     found = rows(tmp_path / "run" / STUDENTS["composite"])

@@ -134,6 +134,7 @@ def test_a_model_learns_on_the_recording_backend(tmp_path: Path) -> None:
     assert sum(correct[-2:]) / 2 > 0.8
 
 
+@pytest.mark.slow
 def test_a_penalty_measures_the_distance_to_the_start_and_holds_the_model_there(tmp_path: Path) -> None:
     def distance(name: str, coef: float) -> float:
         config = small_config(tmp_path, kl_penalty_coef=coef, max_steps=5, log_path=str(tmp_path / name))

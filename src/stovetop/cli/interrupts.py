@@ -31,6 +31,11 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + number  # as of a process that dies of the signal: 130, 143
 
 
+class _Stopped(BaseException):
+    """Raised in a coroutine that computes. It passes from task to task as any failure does, and all of them clean up;
+    a KeyboardInterrupt would end the event loop, and leave them where they are."""
+
+
 def as_interrupted(interrupt: KeyboardInterrupt) -> Interrupted:
     """Which signal it was: one that Python raised itself comes of SIGINT."""
     return interrupt if isinstance(interrupt, Interrupted) else Interrupted(signal.SIGINT)
@@ -104,7 +109,7 @@ class _Interruption:
     def receive(self, number: int, _frame: FrameType | None) -> None:
         if self._is_awaited_for:  # by the coroutine that computes
             self._is_awaited_for = False
-            raise Interrupted(number)
+            raise _Stopped
         if self.number is not None:
             self._leave("Ended at once.")
         self.number = number

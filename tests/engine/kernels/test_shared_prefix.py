@@ -112,7 +112,7 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
     prompts = [tiny.tokens(70, 1), tiny.tokens(131, 2)]
     asked = [
         sample(prompts[index % 2], 1 + index % 3, weights[index % 3], seed=index, max_tokens=2 + 5 * index % 17)
-        for index in range(14)
+        for index in range(9)
     ]
     monkeypatch.setattr(batch, "MIN_PREFIX_TOKENS", 1000)
     alone = [tiny.run(Engine(base), op) for op in asked]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from costly import costly
 from engine import tiny
 from engine.sampling import traffic
 from engine.sampling.traffic import PREFIX, Traffic, asked, at_call, fail_at, scored
@@ -92,7 +93,7 @@ def is_as_alone(found: Traffic, seed: int) -> bool:
     return all(traffic.plain(found.answers[ticket].result) == result for ticket, result in kept)
 
 
-@settings(max_examples=25)
+@costly(8)
 @given(st.sampled_from(PLACES), st.sampled_from(sorted(ERRORS)), st.integers(0, 60), st.integers(0, 2))
 def test_what_raises_once_anywhere_fails_one_request_at_most(
     place: tuple[Any, str], kind: str, call: int, seed: int
@@ -106,7 +107,7 @@ def test_what_raises_once_anywhere_fails_one_request_at_most(
     assert traffic.nothing_is_left(found.sampler)
 
 
-@settings(max_examples=12)
+@costly(4)
 @given(st.sampled_from(PLACES), st.sampled_from(["an error", "a panic"]), st.integers(0, 2))
 def test_what_raises_always_fails_all_and_the_next_ones_are_answered(
     place: tuple[Any, str], kind: str, seed: int
@@ -122,7 +123,7 @@ def test_what_raises_always_fails_all_and_the_next_ones_are_answered(
 
 
 @given(st.sampled_from(["an error", "a panic"]), st.integers(0, 2), st.booleans(), st.integers(1, 3))
-@settings(max_examples=6)
+@costly(3)
 def test_a_request_with_which_every_pass_raises_fails_in_that_step_and_no_other(
     kind: str, seed: int, with_its_prompt: bool, samples: int
 ) -> None:
@@ -205,7 +206,7 @@ def test_a_request_that_does_not_fit_even_alone_fails(monkeypatch: pytest.Monkey
 
 @example(call=0)
 @given(st.integers(0, 10))
-@settings(max_examples=5)
+@costly(3)
 def test_an_interruption_passes_through_and_all_tickets_can_be_told(call: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         fail_at(patch, BaseModel, "hidden_states_of", at_call(call), Interrupted())
@@ -306,7 +307,7 @@ def test_one_adapter_that_has_diverged_is_tried_without_itself_once(monkeypatch:
 
 
 @pytest.mark.parametrize("at_once", [1, 11])
-@pytest.mark.parametrize("call", [0, 2, 5])
+@pytest.mark.parametrize("call", [0, pytest.param(2, marks=pytest.mark.slow), 5])
 def test_a_stack_of_adapters_that_was_half_filled_is_not_read(call: int, at_once: int) -> None:
     """In the fast mode, where the factors of the adapters that run lie side by side: newcomers take the places of those
     that ended."""

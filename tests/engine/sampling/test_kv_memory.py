@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from costly import costly
 from engine import tiny
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.opened_base import NamedModels
@@ -143,7 +144,7 @@ def test_when_room_runs_out_in_the_middle_some_leave_and_come_back_with_the_same
     assert preempted
 
 
-@settings(max_examples=3, deadline=None)
+@costly(1)
 @given(st.data())
 def test_any_traffic_within_any_bytes_gives_what_each_request_gives_alone(data: st.DataObject) -> None:
     model = tiny.base_model()
@@ -166,7 +167,7 @@ def test_any_traffic_within_any_bytes_gives_what_each_request_gives_alone(data: 
 def test_a_sequence_that_fills_all_memory_runs_alone_and_its_request_goes_on(measured: Measured) -> None:
     """Its prompt is not copied, for there is no room for it twice."""
     limit = tiny.kv_bytes(320)
-    asked = [op(tiny.tokens(200, 1), 3, 40), op(tiny.tokens(10, 2), 2, 30)]
+    asked = [op(tiny.tokens(200, 1), 3, 12), op(tiny.tokens(10, 2), 2, 8)]
     expected = alone(tiny.base_model(), asked)
     measured.start()
     assert same(answers(tiny.engine(max_kv_bytes=limit), asked, limit), expected)
@@ -205,7 +206,7 @@ def test_what_could_never_fit_is_refused_with_its_numbers() -> None:
 def test_logprobs_of_a_prompt_come_once_though_it_is_computed_again() -> None:
     limit = tiny.kv_bytes(448)
     scored = [
-        ops.Sample(None, ModelInput.from_ints(tiny.tokens(90, seed)), 2, SamplingParams(70, seed, []), True, 2)
+        ops.Sample(None, ModelInput.from_ints(tiny.tokens(90, seed)), 2, SamplingParams(45, seed, []), True, 2)
         for seed in range(3)
     ]
     engine = tiny.engine(max_kv_bytes=limit)
