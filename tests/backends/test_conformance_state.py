@@ -55,7 +55,7 @@ def running_client(service: ServiceClient, provider: Provider, path: str) -> Tra
     return client
 
 
-@pytest.mark.parametrize("resume", [new_client, running_client])
+@pytest.mark.parametrize("resume", [new_client, pytest.param(running_client, marks=pytest.mark.slow)])
 def test_a_run_resumed_at_any_step_is_the_run_that_would_have_been(
     provider: Provider, backend: ServiceClient, run: tuple[list[str], list[np.ndarray]], resume: Resume
 ) -> None:
