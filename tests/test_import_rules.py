@@ -50,6 +50,7 @@ LINES = [
         "target_names",
         "checks",
         "rules",
+        "extras",
         "errors",
     ],
 ]

@@ -76,6 +76,11 @@ CheckpointName = Annotated[str, _name("checkpoint name")]
 ModelId = Annotated[str, _name("name of a client", ":")]  # as in session:train:0
 
 
+def is_local(base_url: str | None) -> bool:
+    """Whether a `base_url` names the engine in this process."""
+    return base_url in (None, "local")
+
+
 def is_path(text: str) -> bool:
     """Whether a file system could have something of this name."""
     pieces = text.encode().split(b"/")

@@ -5,7 +5,7 @@ of them (tokens, problems) is not decided here. Public data sets by name, and se
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -30,6 +30,7 @@ __all__ = [
     "shuffled_stream",
     "split_rows",
     "stream_rows",
+    "text_of",
     "without_nulls",
 ]
 
@@ -73,6 +74,11 @@ def chat_of_row(row: Row, place: str) -> list[Message]:
 def row_of(placed: PlacedRow) -> Row:
     """The row, without the nulls that its source has filled in."""
     return cast(Row, without_nulls(placed.row)) if placed.has_filled_nulls else placed.row
+
+
+def text_of(row: Mapping[str, object], *names: str) -> str | None:
+    """The first of these fields that is a text with more than white space in it."""
+    return next((value for name in names if isinstance(value := row.get(name), str) and value.strip()), None)
 
 
 def without_nulls(value: object) -> object:

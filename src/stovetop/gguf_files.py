@@ -4,11 +4,10 @@ dequantised, and fit no shorter float than float32 without loss."""
 # transformers has next to no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stovetop.errors import MissingExtra
+from stovetop.extras import require_extra
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,9 +19,7 @@ def is_gguf(path: Path) -> bool:
 
 def require_gguf_extra() -> None:
     """transformers reads GGUF files through these two."""
-    for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra(package, "gguf")
+    require_extra("gguf", "gguf", "accelerate")
 
 
 def load_gguf_config(path: Path) -> "PretrainedConfig":

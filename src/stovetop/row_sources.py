@@ -3,7 +3,6 @@ ships, a data set of a hub, a folder that one was downloaded to. And which bytes
 """
 
 import hashlib
-import importlib
 import importlib.resources
 import json
 import re
@@ -11,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from stovetop.errors import InvalidRequest, MissingExtra, UnknownName
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.extras import import_extra
 from stovetop.hub import asking
 
 if TYPE_CHECKING:
@@ -116,10 +116,7 @@ def _open_sample(source: str) -> Iterator[PlacedRow]:
 
 
 def _open_parquet(path: Path, source: str) -> Iterator[PlacedRow]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtra("pyarrow", "data") from error
+    parquet = import_extra("pyarrow.parquet", "data")
     try:
         with path.open("rb") as file:
             batches: Iterable[Any] = parquet.ParquetFile(file).iter_batches()
@@ -148,10 +145,8 @@ def _open_text(path: Path, source: str) -> Iterator[PlacedRow]:
 
 
 def _open_hub(name: str, part: HubPart, problem: str | None) -> Iterator[PlacedRow]:
-    try:
-        hub = importlib.import_module("datasets")  # the library, not this file
-    except ImportError as error:
-        raise MissingExtra("datasets", "data", f"{name!r} is no file with rows; to read it as a data set") from error
+    why = f"{name!r} is no file with rows; to read it as a data set"
+    hub = import_extra("datasets", "data", why)  # the library
     split = part.split or "train"
     options = {"name": part.subset, "revision": part.revision, "streaming": part.streaming or None}
     given = {option: value for option, value in options.items() if value is not None}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from stovetop.checks import checked_as
-from stovetop.client import ServiceClient, Storage, UserMetadata
+from stovetop.client import ServiceClient, Storage, UserMetadata, is_local
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.rules import Text
 from stovetop.sdk_differences import require_neutral
@@ -43,7 +43,7 @@ def open_service(
 
 def check_base_url(base_url: str | None) -> None:
     """Refuses what no provider is found by. Nothing is opened, imported or asked."""
-    if base_url in (None, "local", "recording") or is_remote(base_url):
+    if base_url is None or is_local(base_url) or base_url == "recording" or is_remote(base_url):
         return
     if base_url.startswith(("http:", "https:")):
         raise InvalidRequest(f"base_url must be an address such as http://127.0.0.1:8765: {base_url!r}")

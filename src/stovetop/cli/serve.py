@@ -3,7 +3,6 @@ parent that holds the port, and the server, which it starts again when that ends
 Keys are `serve_keys.py`."""
 
 import argparse
-import importlib.util
 import logging
 import os
 import resource
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from stovetop.cli.serve_keys import DEFAULT_STORAGE, keys
 from stovetop.cli.words import Action, count
-from stovetop.errors import InvalidRequest, MissingExtra
+from stovetop.errors import InvalidRequest
+from stovetop.extras import require_extra
 from stovetop.model_store import canonical_name, require_model
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ def _models(words: Sequence[str]) -> dict[str, str]:
 
 
 def _check(options: argparse.Namespace, models: dict[str, str]) -> None:
-    missing = [package for package in NEEDED if importlib.util.find_spec(package.partition(".")[0]) is None]
-    if missing:
-        raise MissingExtra(missing[0], "server", "to serve,")
+    require_extra("server", *NEEDED, why="to serve,")
     if options.host in EVERY_ADDRESS and not options.name:
         raise InvalidRequest(
             f"requests are served for the names that clients use; give each, as in --name gpu.example.org: "

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from stovetop.backends import check_base_url
 from stovetop.checkpoints import CheckpointRecord, get_last_checkpoint
+from stovetop.client import is_local
 from stovetop.errors import CheckpointError, InvalidRequest, StovetopError
 from stovetop.model_store import check_model_name, find_model
 from stovetop.run_folder import is_run
@@ -33,7 +34,7 @@ def weights_of(word: str, base_url: str | None = "local") -> Weights:
     if is_run(folder):
         return _of_run(folder)
     label = re.sub(r"[^\w.-]+", "-", "-".join(folder.parts[-2:])).strip("-.")
-    is_here = base_url in (None, "local")
+    is_here = is_local(base_url)
     if "://" in word or (find_model(word) is None and folder.is_dir()):
         if is_here:
             _refuse_no_checkpoint(word)

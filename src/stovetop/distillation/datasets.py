@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stovetop.client import Tokenizer
-from stovetop.datasets import Row, Split, load_rows, split_rows
+from stovetop.datasets import Row, Split, load_rows, split_rows, text_of
 from stovetop.distillation.teachers import TeacherConfig
 from stovetop.errors import InvalidRequest
 from stovetop.named_data import LeftOut
@@ -32,9 +32,9 @@ PromptOnlyEnv = PreferenceEnv  # one answer to a prompt, and no reward: in both 
 def prompt_from_row(row: Row) -> list[Message] | None:
     """A chat from `messages` up to the last user message, or one question from `question` or `prompt`. None without
     any of these."""
-    for key in ("question", "prompt"):
-        if isinstance(text := row.get(key), str) and text.strip():
-            return [Message(role="user", content=text)]
+    question = text_of(row, "question", "prompt")
+    if question is not None:
+        return [Message(role="user", content=question)]
     messages = row.get("messages")
     if not isinstance(messages, list):
         return None

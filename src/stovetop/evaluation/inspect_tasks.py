@@ -5,14 +5,14 @@ inspect_ai.eval("my_task.py", model=model)              # from a program
 InspectEvaluator([my_task()], renderer, log_dir="logs") # inside a recipe, as a SamplingClientEvaluator
 """
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stovetop.client import SamplingClient
-from stovetop.errors import InvalidRequest, MissingExtra, RequestFailedError
+from stovetop.errors import InvalidRequest, RequestFailedError
+from stovetop.extras import import_extra
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall, ToolSpec, ensure_list, get_text_content
 from stovetop.types import ModelInput, SampledSequence, SamplingParams
@@ -204,7 +204,4 @@ def _until(text: str, stop_seqs: Sequence[str]) -> str:
 
 
 def _library(module: str) -> InspectObject:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtra("inspect-ai", "inspect") from error
+    return import_extra(module, "inspect")

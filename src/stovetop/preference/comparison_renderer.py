@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from stovetop.client import is_local
 from stovetop.errors import InvalidRequest
 from stovetop.model_families import recommended_renderer_name
 from stovetop.model_store import find_model
@@ -90,7 +91,7 @@ def _chat(comparison: Comparison) -> list[Message]:
 def check_judge(base_url: str | None, model_name: str, renderer_name: str | None) -> None:
     """Refuses a model that would begin all judgements alike, as `ComparisonRendererFromChatRenderer` does, where it is
     on this machine and would be trained here; else that is known when it is loaded."""
-    if base_url in (None, "local") and find_model(model_name) is not None:
+    if is_local(base_url) and find_model(model_name) is not None:
         tokenizer = get_tokenizer(model_name)
         renderer = get_renderer(renderer_name or recommended_renderer_name(tokenizer), tokenizer)
         ComparisonRendererFromChatRenderer(renderer)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from stovetop.backends import check_base_url
+from stovetop.client import is_local
 from stovetop.errors import CheckpointNotFound, InvalidRequest, UnknownName
 from stovetop.hyperparams import GivenRate, get_lr
 from stovetop.losses import LOSSES, parse_loss
@@ -66,7 +67,7 @@ def check_weights(
     """Refuses a place that is none, and a model or a checkpoint that is not to be had where they would come from this
     machine. `others` are further fields that are checkpoints, by name."""
     check_base_url(base_url)
-    if base_url not in (None, "local"):
+    if not is_local(base_url):
         return
     check_model_name(model_name)
     for name, path in {"load_checkpoint_path": load_checkpoint_path, **others}.items():

@@ -255,18 +255,26 @@ def problem_builders(
         partial(ProblemEnv, problem, renderer, convo_prefix, format_coef=0.0, truncated="wrong")
         for problem, convo_prefix in problems
     ]
-    refuse_long_prompts([thunk() for thunk in thunks], max_prompt_tokens)
+    refuse_long_prompts((thunk() for thunk in thunks), max_prompt_tokens)
     return [ProblemGroupBuilder(thunk, group_size, dataset_name) for thunk in thunks]
 
 
-def refuse_long_prompts(envs: Iterable[ProblemEnv], max_prompt_tokens: int | None) -> None:
-    """Refuses a problem that leaves no room for an answer; None is no limit."""
-    for env in envs:
-        if max_prompt_tokens is not None and (num_tokens := env.prompt().length) > max_prompt_tokens:
-            raise InvalidRequest(
-                f"the prompt of a problem has {num_tokens} tokens, and the model's context leaves {max_prompt_tokens} "
-                f"beside max_tokens; leave its row out, or lower max_tokens: {env.problem.get_question()[:60]!r}"
-            )
+def refuse_long_prompts(envs: Iterable[OneTurnEnv], max_prompt_tokens: int | None) -> None:
+    """Refuses problems of which one leaves no room for an answer; None is no limit."""
+    if max_prompt_tokens is not None:
+        for env in envs:
+            refuse_long_prompt(env, max_prompt_tokens)
+
+
+def refuse_long_prompt(env: OneTurnEnv, max_prompt_tokens: int, what: str = "a problem") -> None:
+    """`what` is what the error says that it is the prompt of."""
+    num_tokens = env.prompt().length
+    if num_tokens > max_prompt_tokens:
+        question = get_text_content(env.get_chat()[-1])
+        raise InvalidRequest(
+            f"the prompt of {what} has {num_tokens} tokens, and the model's context leaves {max_prompt_tokens} beside "
+            f"max_tokens; leave it out, or lower max_tokens: {question[:60]!r}"
+        )
 
 
 def problem_of_row(row: Mapping[str, object], where: str) -> PosedProblem:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from stovetop.datasets import Row, Split
+from stovetop.datasets import Row, Split, text_of
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen.stage import stage
 from stovetop.named_data import LeftOut, Published, PublishedRows, Table
@@ -63,7 +63,7 @@ def parse_deepcoder(row: Row) -> CodeProblem | LeftOut:
     """`problem`, `starter_code`, and `tests` as JSON in a string: a list of objects of `input`, `output` and a kind
     (`type` or `testtype`), or, as TACO has them, one object of `inputs` and `outputs`, with `fn_name` for functions.
     `metadata`, likewise JSON, may have the name of the function as `func_name`."""
-    question = next((text for name in ("problem", "question", "prompt") if (text := _text(row.get(name)))), None)
+    question = text_of(row, "problem", "question", "prompt")
     if question is None:
         return LeftOut("it has no text of a problem")
     raw = row.get("tests") or row.get("ground_truth")
@@ -77,7 +77,7 @@ def parse_deepcoder(row: Row) -> CodeProblem | LeftOut:
         return LeftOut("it has no tests")
     if any(test is None for test in tests):
         return LeftOut("a test has no input, no output, or no kind that is known")
-    return CodeProblem(question, tuple(test for test in tests if test is not None), _text(row.get("starter_code")))
+    return CodeProblem(question, tuple(test for test in tests if test is not None), text_of(row, "starter_code"))
 
 
 def _tests(found: object, function_name: object) -> list[CodeTest | None]:
@@ -131,10 +131,6 @@ def _as_text(value: object) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in cast("list[object]", value)):
         return "\n".join(cast("list[str]", value))
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value.strip() else None
 
 
 # ---- the data sets ---------------------------------------------------------------------------------------------------

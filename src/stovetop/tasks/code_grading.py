@@ -248,5 +248,5 @@ def builders(
     """A group builder for each problem. The reward is 1 if every test passes, and 0.1 less without a block of code. A
     prompt of more than `max_prompt_tokens`, what the model's context leaves beside an answer, is refused."""
     thunks = [partial(ProblemEnv, CodingProblem(problem, grader), renderer, slow_checks=True) for problem in problems]
-    refuse_long_prompts([thunk() for thunk in thunks], max_prompt_tokens)
+    refuse_long_prompts((thunk() for thunk in thunks), max_prompt_tokens)
     return [ProblemGroupBuilder(thunk, group_size, dataset_name) for thunk in thunks]

@@ -21,7 +21,7 @@ from stovetop.preference.reward_model import PreferenceModel
 from stovetop.preference.types import Comparison, labeled_comparison_from_json
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
-from stovetop.rl.problem_env import OneTurnEnv, ProblemEnv, ProblemGroupBuilder, problem_of_row
+from stovetop.rl.problem_env import OneTurnEnv, ProblemEnv, ProblemGroupBuilder, problem_of_row, refuse_long_prompt
 from stovetop.rules import ListOf, Whole, number
 from stovetop.supervised.data import conversation_to_datum
 from stovetop.tasks import math
@@ -182,7 +182,7 @@ def _problem_set(
     by_id = dict(zip(examples.items, envs, strict=True))
     if asking.context_tokens is not None:
         for id, env in by_id.items():
-            _refuse_long_prompt(f"example {id} of {examples.name}", env(), asking.context_tokens, max_tokens)
+            refuse_long_prompt(env(), asking.context_tokens - max_tokens, f"example {id} of {examples.name}")
     return ProblemSet(
         examples.name,
         {id: ProblemGroupBuilder(env, asking.num_samples, examples.name) for id, env in by_id.items()},
@@ -191,15 +191,6 @@ def _problem_set(
         Reported(means=(*means, CUT_OFF), correct="correct", ks=asking.ks),
         asking.temperature,
     )
-
-
-def _refuse_long_prompt(what: str, env: OneTurnEnv, context_tokens: int, max_tokens: int) -> None:
-    num_tokens = env.prompt().length
-    if num_tokens + max_tokens > context_tokens:
-        raise InvalidRequest(
-            f"the prompt of {what} has {num_tokens} tokens, and the model's context of {context_tokens} has no room "
-            f"for it and an answer; leave the example out, or lower max_tokens: {max_tokens}"
-        )
 
 
 # ---- examples of your own --------------------------------------------------------------------------------------------

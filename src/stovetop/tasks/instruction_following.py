@@ -3,14 +3,14 @@ arXiv:2311.07911). The 25 rules are those of its authors, from the package if-ve
 them count sentences or words with data that NLTK downloads; rows with these are left out where the data is not there.
 """
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from stovetop.concurrency import in_thread
 from stovetop.datasets import Row
-from stovetop.errors import GradeError, MissingExtra
+from stovetop.errors import GradeError
+from stovetop.extras import import_extra
 from stovetop.named_data import LeftOut
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
@@ -117,18 +117,15 @@ def _known_rules() -> Mapping[str, Any]:
 
 
 def _package(module: str) -> Any:
-    try:
-        # The rules on language use langdetect, which samples; its documentation advises a seed, so that its answers
-        # are the same every time.
-        importlib.import_module("langdetect").DetectorFactory.seed = 0
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtra("if-verifiable", "ifeval") from error
+    # The rules on language use langdetect, which samples; its documentation advises a seed, so that its answers are the
+    # same every time.
+    import_extra("langdetect", "ifeval").DetectorFactory.seed = 0
+    return import_extra(module, "ifeval")
 
 
 def _has_sentence_data() -> bool:
     try:
-        importlib.import_module("nltk").data.find(SENTENCE_DATA)
+        import_extra("nltk", "ifeval").data.find(SENTENCE_DATA)
     except LookupError:
         return False
     return True

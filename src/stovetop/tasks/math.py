@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from stovetop.datasets import load_rows
+from stovetop.datasets import load_rows, text_of
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
@@ -74,7 +74,7 @@ def problem_of_row(
     row: Mapping[str, object], grade: Grade, where: str = "row", form: AnswerForm = BOXED
 ) -> MathProblem:
     """`where` names the row in errors."""
-    question, reference = _text(row, "question", "problem"), _text(row, "final_answer", "answer", "solution")
+    question, reference = text_of(row, "question", "problem"), text_of(row, "final_answer", "answer", "solution")
     if not question or not reference:
         raise InvalidRequest(
             f"{where} needs 'question' or 'problem', and 'final_answer', 'answer' or 'solution', as texts; it has "
@@ -105,7 +105,7 @@ def builders(
     problems = [problem_of_row(row, grade, f"row {index}", form) for index, row in enumerate(rows)]
     prefix = form.few_shot if few_shot else ()
     thunks = [partial(ProblemEnv, problem, renderer, prefix, slow_checks=True) for problem in problems]
-    refuse_long_prompts([thunk() for thunk in thunks], max_prompt_tokens)
+    refuse_long_prompts((thunk() for thunk in thunks), max_prompt_tokens)
     return [ProblemGroupBuilder(thunk, group_size, dataset_name) for thunk in thunks]
 
 
@@ -132,7 +132,3 @@ def dataset(
 def held_out_builders(renderer: Renderer, group_size: int = 1, grade: Grade = grade_here) -> list[ProblemGroupBuilder]:
     """The test problems of the sample."""
     return builders(load_rows(SAMPLE)[:NUM_TEST_PROBLEMS_OF_SAMPLE], renderer, group_size, grade)
-
-
-def _text(row: Mapping[str, object], *names: str) -> str | None:
-    return next((value for name in names if isinstance(value := row.get(name), str) and value.strip()), None)

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from stovetop.errors import GradeError, MissingExtra
+from stovetop.errors import GradeError
+from stovetop.extras import import_extra, require_extra
 from stovetop.rl.forked import in_a_copy
 from stovetop.rl.process_pool import WorkerPool
 
@@ -231,7 +230,7 @@ def same_by_algebra(given: str, reference: str) -> bool:
     expected, found = _read(reference), _read(given)
     if expected is None or found is None or _contradicts_itself(given):
         return False
-    verify = _library("math_verify", "math-verify").verify
+    verify = import_extra("math_verify", "math").verify
     is_same = verify(expected, found, timeout_seconds=None, raise_on_error=True)
     return is_same and not _differ_below_rounding(_value(expected), _value(found))
 
@@ -241,7 +240,7 @@ def _read(answer: str) -> SympyValue | None:
     adds. The letter i is the imaginary unit."""
     if _APART.search(answer):
         return None
-    math_verify, sympy = _library("math_verify", "math-verify"), _library("sympy", "sympy")
+    math_verify, sympy = import_extra("math_verify", "math"), import_extra("sympy", "math")
     # The library's own time limits need the main thread and its signals; the limit here is the worker's.
     found = math_verify.parse(f"${answer}$", [math_verify.LatexExtractionConfig()], parsing_timeout=None)
     if not found or isinstance(found[0], str) or found[0].has(sympy.zoo, sympy.nan):
@@ -252,7 +251,7 @@ def _read(answer: str) -> SympyValue | None:
 
 def _value(expression: SympyValue) -> complex | None:
     """Of a number; None for anything else."""
-    sympy = _library("sympy", "sympy")
+    sympy = import_extra("sympy", "math")
     is_number = isinstance(expression, sympy.Expr) and expression.is_number
     return complex(expression.doit().evalf()) if is_number else None
 
@@ -280,18 +279,11 @@ def _same_words(given: str, reference: str) -> bool:
 
 
 def _words(answer: str) -> str | None:
-    to_text: Callable[[str], str] = _library("pylatexenc.latex2text", "pylatexenc").LatexNodes2Text().latex_to_text
+    to_text: Callable[[str], str] = import_extra("pylatexenc.latex2text", "math").LatexNodes2Text().latex_to_text
     text = to_text(answer).strip().strip("().").strip()
     if not re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text):
         return None
     return text.casefold() if len(text) > 1 else text
-
-
-def _library(module: str, package: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtra(package, "math") from error
 
 
 # ---- in worker processes -----------------------------------------------------------------------------------------
@@ -341,9 +333,7 @@ class MathGrader:
     num_undecided: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        for package, module in (("math-verify", "math_verify"), ("pylatexenc", "pylatexenc")):
-            if find_spec(module) is None:
-                raise MissingExtra(package, "math")
+        require_extra("math", "math_verify", "pylatexenc")
 
     def grade(self, given: str, reference: str) -> Verdict:
         """On any thread, also on several at once."""

@@ -8,7 +8,7 @@ A problem is a row of `question` and `answer`, the final one: what `tasks/math.p
 
 from collections.abc import Callable
 
-from stovetop.datasets import Row, Split
+from stovetop.datasets import Row, Split, text_of
 from stovetop.kitchen.stage import stage
 from stovetop.named_data import LeftOut, Published, PublishedRows, Table
 from stovetop.runs import Run
@@ -39,7 +39,7 @@ def parse_gsm8k(row: Row) -> Row | LeftOut:
 
 def parse_math(row: Row) -> Row | LeftOut:
     r"""`problem`, and a `solution` with the result in \boxed{}; MATH-500 has the result as `answer` too."""
-    if _text(row, "answer") is not None:
+    if text_of(row, "answer") is not None:
         return _problem(row, "problem", "answer", str)
     return _problem(row, "problem", "solution", extract_boxed)
 
@@ -55,18 +55,13 @@ def parse_deepmath(row: Row) -> Row | LeftOut:
 
 
 def _problem(row: Row, question: str, answer: str, result: Callable[[str], str | None]) -> Row | LeftOut:
-    asked, said = _text(row, question), _text(row, answer)
+    asked, said = text_of(row, question), text_of(row, answer)
     if asked is None or said is None:
         return LeftOut(f"it has no text as its {question if asked is None else answer}")
     found = result(said)
     return (
         {"question": asked, "answer": found.strip()} if found and found.strip() else LeftOut("its answer has no result")
     )
-
-
-def _text(row: Row, name: str) -> str | None:
-    value = row.get(name)
-    return value if isinstance(value, str) and value.strip() else None
 
 
 # ---- the data sets ---------------------------------------------------------------------------------------------------

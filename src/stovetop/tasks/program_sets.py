@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from stovetop.datasets import Row
+from stovetop.datasets import Row, text_of
 from stovetop.named_data import LeftOut
 
 NUM_SHOWN = 3  # assertions of MBPP that the prompt shows, as its authors do
@@ -36,14 +36,14 @@ class ProgramGrader(Protocol):
 
 def parse_mbpp(row: Row) -> ProgramProblem | LeftOut:
     """`text` (or `prompt`), `code`, and `test_list`, assertions; `test_setup_code` or `test_imports` go before them."""
-    question, code, tests = _text(row, "text", "prompt"), _text(row, "code"), row.get("test_list")
+    question, code, tests = text_of(row, "text", "prompt"), text_of(row, "code"), row.get("test_list")
     if question is None or code is None:
         return LeftOut(f"it has no text as its {'text' if question is None else 'code'}")
     if not _are_texts(tests):
         return LeftOut("it has no test_list")
     assertions = cast("list[str]", tests)
     imports = row.get("test_imports")
-    setup = "\n".join(cast("list[str]", imports)) if _are_texts(imports) else _text(row, "test_setup_code") or ""
+    setup = "\n".join(cast("list[str]", imports)) if _are_texts(imports) else text_of(row, "test_setup_code") or ""
     shown = "\n".join(assertions[:NUM_SHOWN])
     return ProgramProblem(
         id=str(row.get("task_id", "")),
@@ -56,7 +56,7 @@ def parse_mbpp(row: Row) -> ProgramProblem | LeftOut:
 def parse_humaneval(row: Row) -> ProgramProblem | LeftOut:
     """`prompt`, the beginning of a program; `entry_point`, the function that it begins; `test`, which defines
     `check(candidate)`; and `canonical_solution`, the rest of the program."""
-    prompt, name, test = _text(row, "prompt"), _text(row, "entry_point"), _text(row, "test")
+    prompt, name, test = text_of(row, "prompt"), text_of(row, "entry_point"), text_of(row, "test")
     if prompt is None or name is None or test is None:
         return LeftOut("it has no prompt, entry_point or test")
     return ProgramProblem(
@@ -64,7 +64,7 @@ def parse_humaneval(row: Row) -> ProgramProblem | LeftOut:
         question="Complete this Python program. Give the whole program, in one block of code.\n\n"
         f"```python\n{prompt.strip()}\n```",
         tests=f"{test.strip()}\n\ncheck({name})",
-        reference=prompt + (_text(row, "canonical_solution") or ""),
+        reference=prompt + (text_of(row, "canonical_solution") or ""),
         given=prompt,
     )
 
@@ -122,7 +122,3 @@ def _are_texts(value: object) -> bool:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(each, str) for each in cast("Sequence[object]", value))
-
-
-def _text(row: Row, *names: str) -> str | None:
-    return next((value for name in names if isinstance(value := row.get(name), str) and value.strip()), None)

@@ -3,7 +3,7 @@ name, and several at once, is said in `named_data.load_data`. `sample:deepmath` 
 ships, have rows of the same form: a few, for tests and demonstrations.
 """
 
-from stovetop.datasets import Row, Split
+from stovetop.datasets import Row, Split, text_of
 from stovetop.distillation.datasets import prompt_of_row
 from stovetop.kitchen.stage import stage
 from stovetop.named_data import LeftOut, Published, Table
@@ -31,18 +31,16 @@ def parse_tulu3(row: Row) -> list[Message] | LeftOut:
     messages = row.get("messages")
     for message in messages if isinstance(messages, list) else []:
         if isinstance(message, dict) and message.get("role") == "user":
-            content = message.get("content")
-            if isinstance(content, str) and content.strip():
+            content = text_of(message, "content")
+            if content is not None:
                 return [Message(role="user", content=content)]
     return LeftOut("it has no message of a user")
 
 
 def parse_deepmath(row: Row) -> list[Message] | LeftOut:
     """`question`."""
-    question = row.get("question")
-    if not isinstance(question, str) or not question.strip():
-        return LeftOut("it has no question")
-    return [Message(role="user", content=question)]
+    question = text_of(row, "question")
+    return LeftOut("it has no question") if question is None else [Message(role="user", content=question)]
 
 
 # ---- the data sets: where they lie is said in `chats.py` and `problems.py` -------------------------------------------

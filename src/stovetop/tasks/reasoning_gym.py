@@ -25,11 +25,12 @@ from typing import Any, NamedTuple
 
 from stovetop.concurrency import in_thread
 from stovetop.datasets import Row
-from stovetop.errors import GradeError, InvalidRequest, MissingExtra, UnknownName
+from stovetop.errors import GradeError, InvalidRequest, UnknownName
+from stovetop.extras import import_extra
 from stovetop.named_data import Loaded, Source
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
-from stovetop.rl.problem_env import OneTurnEnv, ProblemGroupBuilder, TurnResult
+from stovetop.rl.problem_env import OneTurnEnv, ProblemGroupBuilder, TurnResult, refuse_long_prompts
 from stovetop.rl.process_pool import WorkerPool
 from stovetop.rl.types import Action
 
@@ -164,12 +165,7 @@ def builders(
     """A group builder for each row. A prompt of more than `max_prompt_tokens`, what the model's context leaves beside
     an answer, is refused."""
     envs = [partial(GymEnv, task, int(str(row["index"])), str(row["question"]), score, renderer) for row in rows]
-    for env in envs:
-        if max_prompt_tokens is not None and (num_tokens := env().prompt().length) > max_prompt_tokens:
-            raise InvalidRequest(
-                f"the prompt of a problem has {num_tokens} tokens, and the model's context leaves {max_prompt_tokens} "
-                f"beside max_tokens; choose a smaller task, or lower max_tokens: {task.name!r}"
-            )
+    refuse_long_prompts((env() for env in envs), max_prompt_tokens)
     return [ProblemGroupBuilder(env, group_size, task.name) for env in envs]
 
 
@@ -256,7 +252,4 @@ def _refuse_evaluation(name: str, task_class: type) -> None:
 
 
 def _gym() -> Any:
-    try:
-        return importlib.import_module("reasoning_gym")
-    except ImportError as error:
-        raise MissingExtra("reasoning-gym", "reasoning-gym") from error
+    return import_extra("reasoning_gym", "reasoning-gym")

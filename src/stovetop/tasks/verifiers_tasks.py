@@ -7,14 +7,14 @@ Tasks of one turn whose scoring needs nothing but the conversation. One with too
 with work to do before it can be scored is refused by name: such a task runs in the harnesses of that library alone.
 """
 
-import importlib
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from stovetop.errors import InvalidRequest, MissingExtra
+from stovetop.errors import InvalidRequest
+from stovetop.extras import import_extra
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, get_text_content
 from stovetop.rl.problem_env import OneTurnEnv, ProblemGroupBuilder, TurnResult
@@ -119,7 +119,4 @@ def _trace(task: VerifiersTask, chat: Sequence[Message], answer: str) -> Any:
 
 
 def _library(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtra("verifiers", "verifiers") from error
+    return import_extra(module, "verifiers")

@@ -14,12 +14,12 @@ What the SDK deprecates is not used. Text is sent, images are not.
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 from stovetop.checks import checked_as
 from stovetop.client import Storage, Tokenizer, UserMetadata
-from stovetop.errors import InvalidRequest, MissingExtra
+from stovetop.errors import InvalidRequest
+from stovetop.extras import require_extra
 from stovetop.rules import Function
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def open_service(
             "stovetop.as_tinker gives this package to all that import tinker, so the SDK, which asks servers, cannot "
             f"be imported; run the program without it: {base_url!r}"
         )
-    if find_spec("tinker") is None:
-        raise MissingExtra("tinker", "tinker", f"to use {base_url},")
+    require_extra("tinker", "tinker", why=f"to use {base_url},")
     from stovetop.backends.remote.connection import Connection
     from stovetop.backends.remote.service import RemoteServiceClient
 
