@@ -107,3 +107,27 @@ def test_a_name_that_no_answer_gave_a_value_is_the_programs_fault(grader: Assert
     problem = asserted("for last in f(3): pass\nassert last == 2")
     assert grader("def f(n): return list(range(n))", problem)
     assert "NameError" in grader.grade("def f(n): return []", problem).why
+
+
+@pytest.mark.parametrize(
+    ("reference", "program", "tests", "why"),
+    [
+        ("def f(x): return x * 2", "def f(x): return f", "assert f(f(1)) == 4", "no plain value"),
+        pytest.param(
+            "def f(x): return x", "def f(x): return 10**12", "assert sum(1 for _ in range(f(2))) == 2", "time",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "def f(x): return x // 2", "def f(x): return x + 1", "n = 4\nwhile n: n = f(n)", "more and more",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_a_program_that_makes_assertions_unusable_which_the_reference_passes_is_wrong(
+    grader: AssertionGrader, reference: str, program: str, tests: str, why: str
+):
+    """Else it would rather break them than be wrong, and stop a run."""
+    problem = ProgramProblem("7", "A question.", tests, reference)
+    assert grader(reference, problem)
+    graded = grader.grade(program, problem)
+    assert (graded.is_correct, why in graded.why) == (False, True), graded

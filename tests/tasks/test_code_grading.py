@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -85,6 +86,8 @@ def test_output_is_compared_word_by_word_and_numbers_with_a_tolerance(given: str
         ("ab", ["a", "b"], False),
         (float("nan"), 1.0, False),
         (float("inf"), 1e308, False),
+        (10**400, 1.5, False),
+        ([-(10**400)], [0.0], False),
     ],
 )
 def test_what_a_function_returns_is_compared_as_json(given: object, wanted: object, same: bool):
@@ -116,7 +119,7 @@ SUM = CodeProblem("Print the sum of two numbers.", (CodeTest("3 4\n", "7\n"), Co
     ],
 )
 def test_the_reward_is_for_passing_every_test_and_for_a_block_of_code(answer: str, reward: float):
-    grader = CodeGrader(the_sandbox(), Limits(time_s=0.3))
+    grader = CodeGrader(the_sandbox(), Limits(time_s=0.3 if "while" in answer else 6.0))
     env = ProblemEnv(CodingProblem(SUM, grader), RENDERER, slow_checks=True)
     action = asyncio.run(answers(answer)(ModelInput.empty(), []))
     assert asyncio.run(env.step(action)).reward == pytest.approx(reward)
@@ -164,6 +167,27 @@ def test_the_question_says_what_form_is_wanted():
 
 
 # ---- a sandbox that fails --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Writes:
+    """A sandbox in which every program writes this as its answer."""
+
+    answer: bytes
+
+    def run(
+        self, files: Mapping[str, bytes], command: Sequence[str], limits: Limits = DEFAULT_LIMITS, stdin: bytes = b""
+    ) -> Completed:
+        return Completed(0, b"", b"", self.answer, None, 0.1)
+
+
+@pytest.mark.parametrize(
+    "value", [b"[" * 600 + b"]" * 600, b'{"set": [[]]}', b'{"truth": 2}', b'{"is": 1}', b'{"dict": [[[1], 2]]}']
+)
+def test_what_no_runner_would_have_written_counts_as_raised(value: bytes):
+    """Values that are nested until nothing can write them down for the judge stopped a run."""
+    answers, _ = CodeGrader(Writes(b'{"is": ' + value + b"}\n")).call("", [["f", [], {}]])
+    assert answers == [{"raised": "no plain value"}]
 
 
 class FailingSandbox:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import struct
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +107,26 @@ def test_a_sandbox_that_does_not_start_says_why_and_gives_no_result():
     broken = BubblewrapSandbox(the_sandbox().bwrap, Interpreter(Path("/no/python"), (), (), ()))
     with pytest.raises(SandboxError, match=r"did not start: .*bwrap"):
         broken.run({}, ["python"])
+
+
+@pytest.mark.parametrize("call", ["pipe", "memfd_create", "Popen"])
+def test_a_system_that_gives_no_more_files_or_processes_is_a_failure_of_the_sandbox(
+    call: str, monkeypatch: pytest.MonkeyPatch
+):
+    sandbox = the_sandbox()
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(subprocess if call == "Popen" else os, call, refuses)
+    with pytest.raises(SandboxError, match=r"could not be started: .*too many open files"):
+        sandbox.run({"main.py": b""}, ["python", "main.py"])
+
+
+def test_a_bubblewrap_that_is_gone_is_a_failure_of_the_sandbox():
+    gone = BubblewrapSandbox(Bwrap(Path("/no/bwrap"), (0, 12, 0)), the_sandbox().interpreter)
+    with pytest.raises(SandboxError, match=r"could not be started: .*/no/bwrap"):
+        gone.run({}, ["python"])
 
 
 def test_no_file_stays_open_where_not_all_pipes_can_be_made(monkeypatch: pytest.MonkeyPatch):

@@ -6,13 +6,14 @@ import os
 import platform
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from stovetop.tasks.sandbox import Completed, Ending, Limits
-from stovetop.tasks.sandbox.seccomp import REFUSED
+from stovetop.tasks.sandbox.seccomp import FOR_ONESELF, REFUSED
 from tasks.sandboxes import processes_with, the_sandbox
 
 LIMITS = Limits(time_s=5.0, num_processes=4, memory_bytes=256 << 20, disk_bytes=4 << 20, num_files=200)
@@ -164,6 +165,12 @@ ATTACKS_PROCESSES = [
         "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
         "PermissionError",
     ),
+    Attack(
+        "takes the launcher's time",
+        "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))",
+        "PermissionError",
+    ),
+    Attack("slows the launcher down", "os.setpriority(os.PRIO_PROCESS, 1, 19)", "PermissionError"),
     Attack("types into the terminal", "import fcntl; fcntl.ioctl(0, 0x5412, b'x')", "PermissionError"),
 ]
 
@@ -203,7 +210,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         environment.setenv("STOVETOP_SECRET", "of the person's")
         completed = run(
             ONE_AFTER_ANOTHER,
-            LIMITS,
+            replace(LIMITS, time_s=60.0),
             around=AROUND,
             attacks=[(attack.name, textwrap.dedent(attack.program).strip()) for attack in TOGETHER],
             secret=str(secret),
@@ -336,6 +343,25 @@ def test_every_call_that_the_filter_names_is_refused():
         libc = ctypes.CDLL(None, use_errno=True)
         for number in numbers:
             assert libc.syscall(number, -1, -1, -1, -1, -1, -1) == -1 and ctypes.get_errno() == errno.EPERM, number
+        print(len(numbers), "refused")
+        """,
+        numbers=numbers,
+    )
+    assert said(completed).startswith(f"{len(numbers)} refused"), completed
+
+
+def test_calls_on_oneself_are_allowed_and_the_same_ones_on_another_process_refused():
+    numbers = [(getattr(call, platform.machine()), place) for call, place in FOR_ONESELF.values()]
+    completed = attacked(
+        """
+        import ctypes, errno
+        libc = ctypes.CDLL(None, use_errno=True)
+        for number, place in numbers:
+            for process, is_refused in ((1, True), (-1, True), (0, False)):
+                arguments = [process, 99, 0, 0] if place == 0 else [99, process, 0, 0]
+                ctypes.set_errno(0)
+                libc.syscall(number, *arguments)
+                assert (ctypes.get_errno() == errno.EPERM) == is_refused, (number, process)
         print(len(numbers), "refused")
         """,
         numbers=numbers,

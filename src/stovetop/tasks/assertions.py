@@ -35,7 +35,19 @@ class AssertionGrader:
         return self.grade(program, problem).is_correct
 
     def grade(self, program: str, problem: ProgramProblem) -> CodeGrade:
-        """A GradeError where the assertions cannot be used, whatever the program."""
+        """A GradeError where the assertions cannot be used, whatever the program: where the reference fails too. What a
+        program returns may well end them, or let them call on and on; then it is wrong."""
+        try:
+            return self._graded(program, problem)
+        except GradeError:
+            if program == problem.reference or not self._graded(problem.reference, problem).is_correct:
+                raise
+        try:
+            return self._graded(program, problem)  # the machine may have been busy
+        except GradeError as error:
+            return CodeGrade(False, str(error)[:200])
+
+    def _graded(self, program: str, problem: ProgramProblem) -> CodeGrade:
         calls = self.calls_of(problem)
         answers, completed = self._grader.call(program, calls)
         if not any("is" in answer for answer in answers):

@@ -88,7 +88,7 @@ class CodeGrader:
                 break
             if not isinstance(answer, dict):
                 break
-            answers.append(cast("dict[str, object]", answer))
+            answers.append(_plain_or_raised(cast("dict[str, object]", answer)))
         return answers, completed
 
     def _failure(self, code: str, test: CodeTest) -> str | None:
@@ -117,6 +117,22 @@ class CodeGrader:
         wanted = [output for output in (test.output, test.or_output) if output is not None]
         is_right = any(same_value(returned, _value(output), self.tolerance) for output in wanted)
         return None if is_right else f"it returned {returned!r:.200}"
+
+
+def _plain_or_raised(answer: dict[str, object]) -> dict[str, object]:
+    """A line that the runner may have written. What it could not have, such as values that are nested until nothing can
+    read or write them, counts as raised."""
+    if "is" not in answer:
+        return {"raised": str(answer.get("raised"))}
+    match answer["is"]:
+        case {"truth": bool()}:
+            return {"is": answer["is"]}
+        case value:
+            try:
+                plain_data.decoded(value)
+            except (TypeError, ValueError, RecursionError):
+                return {"raised": "no plain value"}
+            return {"is": value}
 
 
 def how_it_failed(completed: Completed) -> str | None:
@@ -171,8 +187,11 @@ def _same_word(given: str, wanted: str, tolerance: float) -> bool:
 
 
 def _close(given: float, wanted: float, tolerance: float) -> bool:
-    """NaN is close to nothing, infinity to itself."""
-    return given == wanted or abs(given - wanted) <= tolerance * max(1.0, abs(wanted)) < float("inf")
+    """NaN is close to nothing, infinity to itself, and a whole number beyond all floats to none of them."""
+    try:
+        return given == wanted or abs(given - wanted) <= tolerance * max(1.0, abs(wanted)) < float("inf")
+    except OverflowError:
+        return False
 
 
 def same_value(given: object, wanted: object, tolerance: float = TOLERANCE) -> bool:

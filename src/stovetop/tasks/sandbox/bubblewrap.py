@@ -77,10 +77,16 @@ class BubblewrapSandbox:
             "command": _checked_command(command),
             "limits": asdict(limits),
         }
+        try:
+            return self._run(json.dumps(job).encode(), limits, stdin)
+        except OSError as error:  # no more files, processes or memory; or bubblewrap is gone
+            raise SandboxError(f"the sandbox could not be started: {error}") from error
+
+    def _run(self, job: bytes, limits: Limits, stdin: bytes) -> Completed:
         with ExitStack() as opened:
             stdin_fd, job_fd, filter_fd = (
                 opened.enter_context(_in_memory(content)).fileno()
-                for content in (stdin, json.dumps(job).encode(), filter_for(platform.machine()))
+                for content in (stdin, job, filter_for(platform.machine()))
             )
             channels = opened.enter_context(Channels(limits))
             launcher_fds = (job_fd, channels.report.write_fd, channels.lifeline.read_fd, channels.answer.write_fd)

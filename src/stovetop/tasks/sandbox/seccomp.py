@@ -102,6 +102,18 @@ REFUSED: dict[str, Numbers] = {
     "setdomainname": Numbers(171, 162),
 }  # from the kernel's unistd.h
 
+# Calls that are for oneself alone: the argument that names a process must be 0. Another's limits and its share of the
+# processors are what the first process of the sandbox, which watches the program, could be ended or held up by.
+FOR_ONESELF: dict[str, tuple[Numbers, int]] = {
+    "prlimit64": (Numbers(302, 261), 0),
+    "sched_setparam": (Numbers(142, 118), 0),
+    "sched_setscheduler": (Numbers(144, 119), 0),
+    "sched_setattr": (Numbers(314, 274), 0),
+    "sched_setaffinity": (Numbers(203, 122), 0),
+    "setpriority": (Numbers(141, 140), 1),
+    "ioprio_set": (Numbers(251, 30), 1),
+}
+
 _CLONE3 = Numbers(435, 435)  # its flags are in memory, where no filter sees them; the C library then uses clone
 _CLONE = Numbers(56, 220)
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
@@ -134,6 +146,9 @@ def filter_for(machine: str) -> bytes:
         *_where(_EQUAL, clone3, _ENOSYS),
         *(step for call in REFUSED.values() if (refused := number(call)) is not None
           for step in _where(_EQUAL, refused, _EPERM)),
+        *(step for call, place in FOR_ONESELF.values() if (own := number(call)) is not None
+          for step in (_step(_EQUAL, own, 0, 4), _step(_LOAD, (_FIRST, _SECOND)[place]), *_unless(_EQUAL, 0, _EPERM),
+                       _step(_LOAD, _NUMBER))),
         *(_step(_EQUAL, clone, 0, 3), _step(_LOAD, _FIRST), *_where(_ANY_BIT, _NEW_NAMESPACE, _EPERM)),
         *(_step(_LOAD, _NUMBER), _step(_EQUAL, ioctl, 0, 5), _step(_LOAD, _SECOND)),
         *(step for request in _TYPES_INTO_TERMINAL for step in _where(_EQUAL, request, _EPERM)),
