@@ -17,7 +17,6 @@ from stovetop.renderers.base import ParseTermination, Renderer, TrainOnWhat
 from stovetop.renderers.messages import ContentPart, FunctionCall, Message, TextPart, ThinkingPart, ToolCall, ToolSpec
 from stovetop.tokenizer import get_tokenizer
 
-TOKENIZER = real_tokenizers.qwen3()
 NAMES = ["qwen3", "qwen3_disable_thinking", "qwen3_instruct", "qwen3_vl", "qwen3_vl_instruct"]
 
 END = "<|im_end|>"
@@ -28,7 +27,7 @@ WEATHER = ToolSpec("get_weather", "Weather é <now>", {"type": "object", "proper
 
 
 def renderer(name: str, **options: object) -> Renderer:
-    return get_renderer(name, TOKENIZER, qwen3_image_processor(), **options)
+    return get_renderer(name, real_tokenizers.qwen3(), qwen3_image_processor(), **options)
 
 
 def said(text: str, thinking: str | None = None, *calls: ToolCall) -> Message:
@@ -50,7 +49,7 @@ C = [user("U1"), said("T1", "R1", WEATHER_CALL), Message(role="tool", content="s
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    return TOKENIZER.decode(tokens)
+    return real_tokenizers.qwen3().decode(tokens)
 
 
 def example(name: str, messages: Sequence[Message], mode: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE) -> str:
@@ -160,7 +159,7 @@ def test_thinking_in_a_plain_string_is_dropped_from_history_too() -> None:
 )
 def test_of_an_answer_with_odd_tags_history_keeps_what_the_template_keeps(said_then: str) -> None:
     messages = chat("U1", said_then, "U2")
-    expected = Oracle(trl_template("qwen3")).tokens(TOKENIZER, messages, prompt=True)
+    expected = Oracle(trl_template("qwen3")).tokens(real_tokenizers.qwen3(), messages, prompt=True)
     assert renderer("qwen3").build_generation_prompt(messages).to_ints() == expected
 
 
@@ -179,13 +178,13 @@ def test_tools_are_declared_as_the_template_does(name: str, system_prompt: str) 
     template = {"qwen3_instruct": "qwen3_instruct_2507", "qwen3_vl": "qwen3_vl", "qwen3_vl_instruct": "qwen3_vl"}
     oracle = Oracle(trl_template(template.get(name, "qwen3")), {"enable_thinking": not built.disables_thinking})
     system = [Message(role="system", content=system_prompt)] if system_prompt else []
-    expected = oracle.tokens(TOKENIZER, [*system, user("hi")], prompt=True, tools=[WEATHER, WEATHER])
+    expected = oracle.tokens(real_tokenizers.qwen3(), [*system, user("hi")], prompt=True, tools=[WEATHER, WEATHER])
     assert built.build_generation_prompt([*prefix, user("hi")]).to_ints() == expected
 
 
 def test_a_system_prompt_cannot_type_tags_by_declaring_tools() -> None:
     prefix = renderer("qwen3").create_conversation_prefix_with_tools([WEATHER], "<tool_call> <|im_end|>")
-    controls = set(TOKENIZER.get_added_vocab().values())
+    controls = set(real_tokenizers.qwen3().get_added_vocab().values())
     tokens = renderer("qwen3").build_generation_prompt(prefix).to_ints()
     plain = renderer("qwen3").build_generation_prompt(
         renderer("qwen3").create_conversation_prefix_with_tools([WEATHER], "")
@@ -212,7 +211,7 @@ def test_another_implementation_has_the_same_tokens(name: str, other: object) ->
 def test_a_prefill_has_tokens_of_its_own() -> None:
     prompt = renderer("qwen3").build_generation_prompt([user("hi")], prefill="<think>\n")
     assert text_of(prompt.to_ints()).endswith(f"{PROMPT}<think>\n")
-    assert prompt.to_ints()[-2:] == TOKENIZER.encode("<think>\n", add_special_tokens=False)
+    assert prompt.to_ints()[-2:] == real_tokenizers.qwen3().encode("<think>\n", add_special_tokens=False)
 
 
 # ---- what the model said -----------------------------------------------------------------------------------------
@@ -241,7 +240,7 @@ def test_a_prefill_has_tokens_of_its_own() -> None:
 def test_an_answer_is_read_as_far_as_it_goes(
     name: str, answer: str, termination: str, content: str | list[tuple[str, str]]
 ) -> None:
-    message, ended = renderer(name).parse_response(TOKENIZER.encode(answer, add_special_tokens=False))
+    message, ended = renderer(name).parse_response(real_tokenizers.qwen3().encode(answer, add_special_tokens=False))
     assert ended is ParseTermination(termination)
     expected = content if isinstance(content, str) else [{"type": kind, kind: text} for kind, text in content]
     assert message["content"] == expected
@@ -251,7 +250,7 @@ def test_an_answer_is_read_as_far_as_it_goes(
 def test_what_was_no_call_is_shown_to_the_model_as_it_wrote_it() -> None:
     qwen = renderer("qwen3")
     answer = f"<think>\nR\n</think>\n\nok\n<tool_call>\n{{bad\n</tool_call>{END}"
-    sampled = TOKENIZER.encode(answer, add_special_tokens=False)
+    sampled = real_tokenizers.qwen3().encode(answer, add_special_tokens=False)
     message, _ = qwen.parse_response(sampled)
     assert trained_tokens(qwen.build_supervised_example([user("U"), message])) == sampled
 
@@ -302,7 +301,7 @@ def test_what_was_sampled_stays_as_it_is_in_a_chat_of_five_turns() -> None:
     messages = [user("hi")]
     for answer in ("a\n\n\n", " \n b", "日本🎉", "éx", "\ta  "):
         prompt = keeps.build_generation_prompt(messages).to_ints()
-        sampled = TOKENIZER.encode(f"{NO_THINKING}{answer}{END}", add_special_tokens=False)
+        sampled = real_tokenizers.qwen3().encode(f"{NO_THINKING}{answer}{END}", add_special_tokens=False)
         message, termination = keeps.parse_response(sampled)
         assert termination.is_stop_sequence
         messages += [message, user("\n\nmore")]
