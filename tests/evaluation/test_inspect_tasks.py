@@ -1,5 +1,5 @@
-"""Tasks of inspect-ai on the fake model. The package brings forty others, so it is not among those that tests install:
-without it these are skipped."""
+"""Tasks of inspect-ai on the fake model. The package brings forty others, so .ci/run installs it in a folder of its
+own; without it these are skipped."""
 
 import asyncio
 from collections.abc import Sequence

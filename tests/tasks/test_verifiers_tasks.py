@@ -1,5 +1,5 @@
-"""Tasks of verifiers on the fake model. The package brings forty others, among them two providers' SDKs, so it is not
-among those that tests install: without it these are skipped. It imports a package `renderers`, as a folder of these
+"""Tasks of verifiers on the fake model. The package brings forty others, among them two providers' SDKs, so .ci/run
+installs it in a folder of its own: without it these are skipped. It imports a package `renderers`, as a folder of these
 tests is called: so what needs it runs in processes of its own."""
 
 import sys
