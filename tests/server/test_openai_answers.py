@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import pytest
 import tinker
-from openai import OpenAI
+from openai import OpenAI, RateLimitError
 from openai_clients import HI, Saying, Silent, kept, openai, raw, sampling, saying
 from running import MODELS, Running, made, running
 from tinker import types
 
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
+from stovetop.server.limits import OwnerLimits
 from stovetop.server.openai.kept import KEPT_S
 from stovetop.server.sweeping import sweep
 
@@ -256,3 +257,24 @@ def test_a_record_can_be_trained_on_as_it_is(server: Running, client: OpenAI, sd
     )
     output = trainer.forward_backward([datum], "importance_sampling").result()
     assert output.loss_fn_outputs[0]["logprobs"].tolist()[num_before:] == pytest.approx(choice["logprobs"], abs=1e-5)
+
+
+# ---- limits of a key -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_over_the_limits_of_its_key_is_refused_until_there_is_room(tmp_path: Path, stream: bool) -> None:
+    limits = OwnerLimits(max_tokens=40)
+    with running(tmp_path, limits_of=lambda owner: limits) as server:
+        parts = server.server.doors.parts
+        assert parts is not None
+        client = openai(server)
+        asked = {"model": MODELS[0], "messages": HI, "max_tokens": 6, "stream": stream}
+        with parts.limits.entered("local", 39), pytest.raises(RateLimitError, match="40 tokens") as refused:
+            client.chat.completions.create(**asked)
+        assert refused.value.response.headers["retry-after"] == "1"
+        answer = client.chat.completions.create(**asked)
+        if stream:
+            assert list(answer)
+        assert parts.limits.load.num_requests == 0
+        assert parts.limits.done.num_tokens > 6  # those of the prompt too

@@ -6,7 +6,8 @@ Training is never refused here: its clients wait until a request is accepted bef
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +71,15 @@ class Limits:
                 _require_room("tokens", load.num_tokens, after.num_tokens, limits.max_tokens)
             self._loads[owner] = after
             self._all = self._all.plus(1, num_tokens)
+
+    @contextmanager
+    def entered(self, owner: str, num_tokens: int, *, may_be_refused: bool = True) -> Generator[None]:
+        """Samples that are in the queue as long as this lasts: see `enter`."""
+        self.enter(owner, num_tokens, is_sample=may_be_refused)
+        try:
+            yield
+        finally:
+            self.leave(owner, num_tokens)
 
     def leave(self, owner: str, num_tokens: int) -> None:
         """A request that had entered is done, or was dropped."""

@@ -60,6 +60,12 @@ class Job:
             raise BadParameter("max_tokens", told, "context_length_exceeded")
 
     @property
+    def num_tokens(self) -> int:
+        """That are computed and drawn at most; answers that may fill the context count for their prompts."""
+        of_prompts = sum(prompt.length for prompt in self.prompts)
+        return of_prompts + len(self.prompts) * self.num_choices * (self.params.max_tokens or 0)
+
+    @property
     def room(self) -> int:
         """Tokens that the context leaves for an answer. With alternatives, one is left free: they come of a further
         call, which draws one."""
@@ -106,6 +112,11 @@ class Drawn:
     choices: list[Choice]
     prompts: list[ScoredPrompt | None]
     num_cached: int = 0  # tokens of prompts that had been read before
+
+
+def num_tokens_of(job: Job, choices: Sequence[Choice]) -> int:
+    """That were read and drawn."""
+    return sum(prompt.length for prompt in job.prompts) + sum(len(choice.tokens) for choice in choices)
 
 
 async def draw(job: Job) -> Drawn:

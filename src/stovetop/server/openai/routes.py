@@ -17,7 +17,7 @@ from stovetop.errors import AuthenticationError, StovetopError
 from stovetop.server.openai import models
 from stovetop.server.openai.answers import chat_answer, completion_answer, record
 from stovetop.server.openai.bodies import BadParameter, ChatAsked, CompletionAsked, Sampled, read
-from stovetop.server.openai.drawing import Choice, Drawn, Job, comes_in_pieces, draw, draw_in_pieces
+from stovetop.server.openai.drawing import Choice, Drawn, Job, comes_in_pieces, draw, draw_in_pieces, num_tokens_of
 from stovetop.server.openai.kept import keep, kept
 from stovetop.server.openai.models import ModelNotFound, Models
 from stovetop.server.openai.prompts import ChatPrompt, chat_prompt, completion_prompts
@@ -52,8 +52,7 @@ class OpenAI:
     async def chat(self, parts: Parts, asked: Asked) -> Answer:
         body, prompt, job = await in_thread(partial(self._chat_job, parts, asked))
         if not body.stream:
-            drawn = await self._draw(parts, job)
-            await self._keep(parts, job, drawn.choices)
+            drawn = await self._drawn(parts, job)
             answer = await in_thread(partial(chat_answer, job, drawn, prompt.renderer, body.stops))
             return as_json(answer, headers=_named(job))
         stream = ChatStream(job, prompt.renderer, body.stops, body.stream_options.include_usage)
@@ -62,8 +61,7 @@ class OpenAI:
     async def complete(self, parts: Parts, asked: Asked) -> Answer:
         body, job = await in_thread(partial(self._completion_job, parts, asked))
         if not body.stream:
-            drawn = await self._draw(parts, job)
-            await self._keep(parts, job, drawn.choices)
+            drawn = await self._drawn(parts, job)
             answer = await in_thread(partial(completion_answer, job, drawn, body.stops))
             return as_json(answer, headers=_named(job))
         return await self._streamed(parts, job, CompletionStream(job, body.stops, body.stream_options.include_usage))
@@ -119,6 +117,13 @@ class OpenAI:
 
     # ---- drawing -----------------------------------------------------------------------------------------------------
 
+    async def _drawn(self, parts: Parts, job: Job) -> Drawn:
+        """And kept."""
+        with parts.limits.entered(job.owner, job.num_tokens):
+            drawn = await self._draw(parts, job)
+        await self._keep(parts, job, drawn.choices)
+        return drawn
+
     async def _draw(self, parts: Parts, job: Job) -> Drawn:
         try:
             return await draw(job)
@@ -127,19 +132,21 @@ class OpenAI:
             raise
 
     async def _keep(self, parts: Parts, job: Job, choices: Sequence[Choice]) -> None:
+        parts.limits.did(num_tokens=num_tokens_of(job, choices))
         committed = await in_thread(lambda: keep(parts.journal, job.id, job.owner, job.created_s, record(job, choices)))
         await asyncio.wrap_future(committed)
 
     async def _streamed(self, parts: Parts, job: Job, stream: ChatStream | CompletionStream) -> Answer:
         """What is refused is refused before the first event."""
         keep_it = partial(self._keep, parts, job)
-        if comes_in_pieces(job):
-            choice = Choice(0)
-            tokens = await self._in_stream_thread(partial(draw_in_pieces, job, choice))
-            events = stream.in_pieces(choice, tokens, keep_it, self._following)
-        else:
-            events = stream.whole(await self._draw(parts, job), keep_it)
-        return Answer(_ended(parts, guarded(events, _error_of)), EVENTS, headers=_named(job))
+        with parts.limits.entered(job.owner, job.num_tokens):
+            if comes_in_pieces(job):
+                choice = Choice(0)
+                tokens = await self._in_stream_thread(partial(draw_in_pieces, job, choice))
+                events = stream.in_pieces(choice, tokens, keep_it, self._following)
+            else:
+                events = stream.whole(await self._draw(parts, job), keep_it)
+        return Answer(_ended(parts, job, guarded(events, _error_of)), EVENTS, headers=_named(job))
 
     async def _following(self, iterator: Iterator[Any]) -> Any:
         return await self._in_stream_thread(partial(next, iterator, None))
@@ -148,9 +155,10 @@ class OpenAI:
         return await asyncio.get_running_loop().run_in_executor(self._streams, work)
 
 
-async def _ended(parts: Parts, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for each in events:
-        yield each
+async def _ended(parts: Parts, job: Job, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    with parts.limits.entered(job.owner, job.num_tokens, may_be_refused=False):
+        async for each in events:
+            yield each
     parts.requests.end_if_failed()
 
 
