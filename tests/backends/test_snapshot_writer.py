@@ -189,4 +189,4 @@ def test_a_wake_that_raises_is_tried_again_and_the_next_snapshot_is_written(capl
     assert [answer.result(LIMIT_S) for answer in answers] == [None, None]
     writer.close()
     assert woken == [0, 1, 2]
-    assert "what was to be done after a save raised" in caplog.text
+    assert "one who waits for saves could not be woken" in caplog.text

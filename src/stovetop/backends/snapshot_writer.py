@@ -98,22 +98,23 @@ class SnapshotWriter:
             del snapshot
             with self._lock:
                 self._num_in_memory -= 1
-            self._tell(done, error)
+            for _ in range(2):  # where the caller's function raises it is told of that instead, once
+                try:
+                    done(error)
+                    break
+                except BaseException as raised:  # it ends nothing here
+                    log.exception("what was to be done after a save raised")
+                    error = raised
             del done
             with self._lock:
                 self._num_unanswered -= 1
-            self._tell(lambda _: self._wake(), None)
+            for _ in range(2):  # the same
+                try:
+                    self._wake()
+                    break
+                except BaseException:
+                    log.exception("one who waits for saves could not be woken")
         self._crew.leave(self)
-
-    def _tell(self, told: Callable[[BaseException | None], object], error: BaseException | None) -> None:
-        """Where the caller's function raises it is told of that instead, once; it ends nothing here."""
-        for _ in range(2):
-            try:
-                told(error)
-                return
-            except BaseException as raised:
-                log.exception("what was to be done after a save raised")
-                error = raised
 
     def _failure_of(self, snapshot: Snapshot) -> BaseException | None:
         try:
