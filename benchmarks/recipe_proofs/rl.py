@@ -90,7 +90,9 @@ async def guess_number_small(folder: Path, seed: int) -> dict[str, float]:
     def games(client: SamplingClient) -> Sequence[EnvGroupBuilder]:
         renderer = own_renderer(client)
         return [
-            GuessNumberGroupBuilder(number, renderer, NUM_GAMES, config.num_numbers, config.max_turns)
+            GuessNumberGroupBuilder(
+                number, renderer, NUM_GAMES, config.num_numbers, config.max_turns, hints=config.hints
+            )
             for number in hidden
         ]
 

@@ -3,7 +3,7 @@ told after each guess. Two phases, of which the first is optional: SUPERVISED, o
 how the game is played; and REINFORCEMENT. A game becomes one datum.
 
     stovetop run guess_number          1024 numbers, ten guesses, and a model from the hub; no games are shown
-    stovetop run guess_number:small    16 numbers, without a network
+    stovetop run guess_number:small    30 numbers, told each time which are left, without a network
 
 `rl_loop` shows the heart of the second phase as one flat loop, for games of one turn.
 """
@@ -21,7 +21,7 @@ from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes.configs import PolicyLossConfig, RewardConfig, TrainingConfig, check_training
 from stovetop.recipes.settings import Count, LearningRate, Positive, check_num_steps, check_rate
 from stovetop.rules import Whole, number
-from stovetop.tasks.guess_number import build_games, numbers, show_games
+from stovetop.tasks.guess_number import Hints, build_games, numbers, show_games
 from stovetop.tracking.configs import MAY_CHANGE
 
 Attention = Annotated[float, number(at_least=0, at_most=1)]
@@ -34,6 +34,7 @@ class Game(TrainingConfig):
     num_numbers: Annotated[int, Whole(2)] = 1024  # the hidden number is one of 0 to num_numbers - 1
     test_size: Count = 102  # numbers that are held out; 0: none
     max_turns: Positive = 10  # guesses in a game
+    hints: Hints = "direction"  # what is told after a guess: higher or lower, or which numbers are left
     model_name: str = "Qwen/Qwen3.5-4B"
 
 
@@ -129,24 +130,25 @@ async def main(config: Config) -> None:
 
 
 PRESETS = {
-    # Of 16 numbers in five guesses. The games that are shown teach how to play, and little of how to win.
+    # The games that are shown teach how to play, and little of how to win: their player heeds one hint in four.
     "small": Config(
-        num_numbers=16,
-        test_size=4,
+        num_numbers=30,
+        test_size=6,
         max_turns=5,
+        hints="range",
         model_name="smollm2",
         log_path="runs/guess_number_small",
         lora_rank=16,
         train_unembed=False,
-        num_games=128,
+        num_games=160,
         attention=0.25,
-        groups_per_batch=6,
+        groups_per_batch=3,
         max_tokens=4,
-        learning_rate=1e-4,
-        num_epochs=20,
-        max_steps=40,
-        eval_every=10,
-        save_every=10,
+        learning_rate=2e-4,
+        num_epochs=4,
+        max_steps=24,
+        eval_every=12,
+        save_every=12,
     ),
 }
 
