@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,8 @@ from processes import signal_after
 from stovetop.backends import recording
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.model_store import find_model
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # what servers are put through is used by both
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

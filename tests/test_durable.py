@@ -366,3 +366,28 @@ def test_a_row_with_a_number_that_json_lacks_is_refused_before_it_is_written(tmp
     with pytest.raises(ValueError, match="JSON"):
         append_row(tmp_path / "rows.jsonl", {"loss": float("nan")})
     assert read_rows(tmp_path / "rows.jsonl") == []
+
+
+class Synced(LocalDisk):
+    """Knows what was synced."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+
+    def sync(self, path: Path) -> None:
+        self.paths.append(path)
+        super().sync(path)
+
+
+def test_the_folders_that_were_made_above_a_new_one_are_synced_in_theirs(tmp_path: Path) -> None:
+    disk = Synced()
+    write_folder(tmp_path / "a" / "b" / "c", {"file": b"1"}, {}, disk=disk)
+    assert disk.paths[:2] == [tmp_path, tmp_path / "a"]
+    assert disk.paths[-1] == tmp_path / "a" / "b"
+
+
+def test_a_log_that_is_made_is_synced_in_its_folder_and_a_further_row_in_the_log_alone(tmp_path: Path) -> None:
+    disk, log = Synced(), tmp_path / "log.jsonl"
+    append_row(log, {"a": 1}, disk=disk)
+    append_row(log, {"a": 2}, disk=disk)
+    assert disk.paths == [log, tmp_path, log]

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self, overload
 
 from stovetop.client import ServiceClient, TrainingClient, UserMetadata
 from stovetop.concurrency import in_thread
-from stovetop.durable import MANIFEST, append_row, parse_rows, read_folder, writing
+from stovetop.durable import MANIFEST, append_row, make_folders, parse_rows, read_folder, writing
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, TornCheckpoint
 from stovetop.futures import APIFuture
 from stovetop.run_folder import CHECKPOINTS_FILE, STATES_FOLDER, saved_folders
@@ -170,7 +170,7 @@ class PendingCheckpoint:
         log_dir = Path(log_dir).expanduser()
         for name in (CHECKPOINTS_FILE, COPY_FILE):
             with writing(log_dir / name):
-                log_dir.mkdir(parents=True, exist_ok=True)
+                make_folders(log_dir)
                 append_row(log_dir / name, record.to_dict())
         return record
 

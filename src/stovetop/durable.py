@@ -131,7 +131,7 @@ def _write_pieces(path: Path, data: bytes | Iterable[bytes], disk: Disk) -> dict
 def new_folder(path: Path, *, overwrite: bool = False, disk: Disk = LOCAL_DISK) -> Generator[Path]:
     """An empty folder, which becomes `path` when the block ends, at once and whole; if the block fails it is gone. The
     block syncs the files that it makes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent, disk=disk)
     with _locked(path.parent):
         _clear(path)
         _refuse_if_there(path, overwrite)
@@ -145,6 +145,15 @@ def new_folder(path: Path, *, overwrite: bool = False, disk: Disk = LOCAL_DISK) 
             disk.rename(fresh, path)
             disk.sync(path.parent)
             _clear(path)
+
+
+def make_folders(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
+    """A folder and those above it, where they are not there: on the disk when this returns, so that what will be synced
+    below them can be found there."""
+    if not path.is_dir():
+        make_folders(path.parent, disk=disk)
+        path.mkdir(exist_ok=True)
+        disk.sync(path.parent)
 
 
 def _refuse_if_there(path: Path, overwrite: bool) -> None:
@@ -293,10 +302,13 @@ def append_row(path: Path, row: Mapping[str, Any], *, synced: bool = True, disk:
     row; a power cut does not either once it is `synced` to the disk, which takes some milliseconds."""
     line = json.dumps(row, allow_nan=False).encode() + b"\n"
     with writing(path):
+        is_new = not path.exists()
         cut_torn_row(path)
         disk.append(path, line)
         if synced:
             disk.sync(path)
+        if synced and is_new:
+            disk.sync(path.parent)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

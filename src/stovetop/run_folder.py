@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
-from stovetop.durable import MANIFEST, clear_leftovers, write_file, writing
+from stovetop.durable import MANIFEST, clear_leftovers, make_folders, write_file, writing
 from stovetop.errors import InvalidRequest, UnknownName, listed
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def claimed(log_path: str | Path, behavior: BehaviorIfExists) -> Generator[RunFo
     behavior = settled(path, behavior)
     with ExitStack() as locks:
         with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folders(path)
             locks.enter_context(locked(path))
         content = content_of(path)  # once more: another process may have been at work until now
         if content is Content.OTHER:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_faults.servers import killable
 
 from recipes.test_conformance import interrupted_before_row, num_rows, outcome, runs_in, words_of
-from server.killable import killable
 from server.running import KEY, running
 from stovetop.backends import recording
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer

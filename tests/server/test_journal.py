@@ -1,6 +1,8 @@
 """The journal: order, durability and who may open it."""
 
 import os
+import random
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ import pytest
 from processes import run_python
 from stovetop.errors import StovetopError
 from stovetop.server.journal import Journal, JournalFailed
-from stovetop.server.rows import Change, ResultRow, SessionRow, put
+from stovetop.server.rows import Change, ResultRow, SessionRow, amend, put
 
 
 @pytest.fixture
@@ -82,6 +84,79 @@ def test_a_damaged_journal_is_refused_by_name(tmp_path: Path, damage: Callable[[
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(StovetopError, match=r"cannot open the journal .*put back a copy"):
         Journal(path)
+
+
+def copied(path: Path, folder: Path) -> Path:
+    """What a kill would leave at this moment."""
+    folder.mkdir()
+    for file in path.parent.glob("journal.*"):
+        shutil.copy(file, folder)
+    return folder / path.name
+
+
+def opened(path: Path) -> list[SessionRow] | str:
+    """The sessions, or why it cannot be opened."""
+    try:
+        journal = Journal(path)
+    except StovetopError as error:
+        return str(error)
+    rows = journal.rows(SessionRow, order="id")
+    journal.close()
+    return rows
+
+
+@pytest.mark.parametrize("suffix", [".sqlite", ".sqlite-wal", ".mark"])
+def test_a_flipped_bit_is_refused_by_name_or_does_no_harm(journal: Journal, tmp_path: Path, suffix: str) -> None:
+    """The rows are in the log; for the file itself, it is closed first."""
+    path = tmp_path / "journal.sqlite"
+    for name in "abcdef":
+        journal.put(session(name)).result()
+    rows = journal.rows(SessionRow, order="id")
+    if suffix == ".sqlite":
+        journal.close()
+    size = path.with_suffix(suffix).stat().st_size
+    chosen, refused = random.Random(0), 0
+    for number in range(30):
+        damaged = copied(path, tmp_path / str(number))
+        data = bytearray(damaged.with_suffix(suffix).read_bytes())
+        data[chosen.randrange(size)] ^= 1 << chosen.randrange(8)
+        damaged.with_suffix(suffix).write_bytes(data)
+        found = opened(damaged)
+        assert found == rows or "put back a copy" in str(found)
+        refused += found != rows
+    assert refused or suffix == ".mark"
+
+
+def test_a_row_that_is_not_the_one_that_was_written_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    first = Journal(path)
+    first.put(session("a")).result()
+    first.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE session SET owner = 'ownes'")
+    connection.commit()
+    connection.close()
+    assert "a row of the table session is damaged" in str(opened(path))
+
+
+def test_a_row_that_was_amended_has_another_checksum(journal: Journal) -> None:
+    journal.put(session("a"), amend(SessionRow, "finished", "{}", "id = ?2", "a")).result()
+    assert journal.rows(SessionRow) == [SessionRow("a", "owner", 1.0, "{}", "{}")]
+
+
+def test_a_journal_that_lacks_its_last_commits_is_refused_and_a_late_mark_is_not(
+    journal: Journal, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal.put(session("a")).result()
+    before = copied(path, tmp_path / "before")
+    journal.put(session("b")).result()
+    journal.put(session("c")).result()
+    after = copied(path, tmp_path / "after")
+    shutil.copy(before.with_suffix(".mark"), after.with_suffix(".mark"))
+    assert len(opened(after)) == 3
+    shutil.copy(path.with_suffix(".mark"), before.with_suffix(".mark"))
+    assert "it lacks the last 2 commits" in str(opened(before))
 
 
 def test_after_a_failed_write_nothing_is_committed_any_more(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import tinker
-from killable import killable
 from running import KEY, datum, running
+from server_faults.servers import killable
 from tinker import types
 
 from engine import tiny

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from stovetop.checks import take
 from stovetop.client import MAX_NAME, CheckpointName
-from stovetop.durable import MANIFEST
+from stovetop.durable import LOCAL_DISK, MANIFEST, new_folder
 from stovetop.errors import CheckpointError, CheckpointExists, CheckpointNotFound, InvalidRequest
 from stovetop.futures import then
 from stovetop.rules import rule_of
 from stovetop.saved_states import SavedState, describe
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
-from stovetop.server.rows import Change, CheckpointRow, ModelRow, put
+from stovetop.server.rows import Change, CheckpointRow, ModelRow, amend, put
 from stovetop.server.verbs import Save
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Checkpoints:
         self.remove_deleted()
 
     def _amend(self, row: CheckpointRow, column: str, value: float | None) -> "Future[None]":
-        change = Change(f"UPDATE checkpoint SET {column} = ? WHERE path = ? AND n = ?", (value, row.path, row.n))
+        change = amend(CheckpointRow, column, value, "path = ?2 AND n = ?3", row.path, row.n)
 
         def appear(_: None) -> None:
             with self._lock:
@@ -191,7 +191,10 @@ class Checkpoints:
         folder = f"checkpoints/{model.id}/{source.kind}/{name}.{secrets.token_hex(4)}"
         place = self._folders.at(folder)
         try:
-            shutil.copytree(self._folders.at(source.folder), place, copy_function=_linked)
+            with new_folder(place) as fresh:
+                for file in self.files(source):
+                    _link(file, fresh / file.name)
+                    LOCAL_DISK.sync(fresh / file.name)
         except FileNotFoundError as error:
             raise CheckpointNotFound(f"this checkpoint is not there any more: {source.path!r}") from error
         return replace(
@@ -288,9 +291,8 @@ def _age(row: CheckpointRow) -> tuple[float, int]:
     return row.created_s, row.n
 
 
-def _linked(source: str, target: str) -> str:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # a disk without links, or a file with as many as it may have
         shutil.copy2(source, target)
-    return target

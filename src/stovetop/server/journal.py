@@ -10,22 +10,42 @@ a running server asks the server; a copy of the folder is made when it is stoppe
 **Group commit.** What comes while a commit is under way goes into the next one together: one fsync (synchronous=FULL)
 for all of it. Order of `put` is order of commit. Reads run between commits, so they see what is committed, and all that
 was put before them.
+
+**Damage.** Every row has a checksum (`rows.py`), and the file is read through when it is opened. What SQLite leaves out
+of its log without a word, since a transaction there is not whole, is either one that a loss of power has cut off, and
+then it was never acknowledged, or a damaged one, and all behind it. `journal.mark` tells them apart: behind every
+commit its number is written there. A journal that lacks commits that the mark knows is refused.
 """
 
 import logging
+import os
 import queue
 import sqlite3
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stovetop.durable import writing
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.futures import pending
-from stovetop.server.rows import SCHEMA, VERSION, AnyRow, Change, select
+from stovetop.server.rows import (
+    SCHEMA,
+    TABLES,
+    VERSION,
+    AnyRow,
+    Change,
+    DamagedRow,
+    checksum_of,
+    read,
+    require_whole,
+    select,
+)
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +109,7 @@ class Journal:
     def rows(self, kind: type[AnyRow], where: str = "1", *values: Any, order: str = "1") -> list[AnyRow]:
         """The rows of a table. Waits for them, so it is not for an event loop."""
         statement, values = select(kind, where, *values, order=order)
-        return self.read(lambda connection: [kind(*row) for row in connection.execute(statement, values)]).result()
+        return self.read(lambda connection: [read(kind, row) for row in connection.execute(statement, values)]).result()
 
     def close(self) -> None:
         """Returns when all that was put is committed and the file is closed."""
@@ -104,17 +124,18 @@ class Journal:
     # ---- in the writer's thread --------------------------------------------------------------------------------------
 
     def _run(self, opened: "Future[None]") -> None:
-        try:
-            connection = _opened(self._path)
-        except BaseException as error:
-            opened.set_exception(error)
-            return
-        opened.set_result(None)
-        try:
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(closing(_opened(self._path)))
+                with writing(self._path.with_suffix(".mark")):
+                    self._mark = stack.enter_context(Mark(self._path.with_suffix(".mark")))
+                self._mark.require(connection, self._path)
+            except BaseException as error:
+                opened.set_exception(error)
+                return
+            opened.set_result(None)
             while self._commit_batch(connection, *self._next_batch()):
                 pass
-        finally:
-            connection.close()
 
     def _next_batch(self) -> tuple[list[_Write], _Read | None, bool]:
         """Writes that are committed together, the read that ends them, if one does, and whether more is to come."""
@@ -144,7 +165,8 @@ class Journal:
         if writes and self._failed is None:
             try:
                 _commit(connection, [change for write in writes for change in write.changes])
-            except sqlite3.Error as error:
+                self._mark.write(connection)
+            except (sqlite3.Error, OSError) as error:
                 self._fail(error)
         for write in writes:
             _settle(write.committed, lambda: None, self._failed)
@@ -152,7 +174,7 @@ class Journal:
             _settle(read.answer, lambda: read.query(connection), self._failed)
         return more
 
-    def _fail(self, error: sqlite3.Error) -> None:
+    def _fail(self, error: Exception) -> None:
         self._failed = JournalFailed(
             f"cannot write the journal: {error}. What was acknowledged before is kept. Make room, or mend the disk, "
             f"then start the server again: {self._path}"
@@ -195,7 +217,62 @@ def _commit(connection: sqlite3.Connection, changes: Sequence[Change]) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for change in changes:
         connection.execute(change.statement, change.values)
+    connection.execute("UPDATE mark SET number = number + 1")
     connection.execute("COMMIT")
+
+
+class Mark:
+    """The number of the last commit, in a file of its own. It is written behind the commit and never synced: it may be
+    behind the journal, and is before it where the journal is damaged."""
+
+    _FORM = "<qI"  # the number, and a checksum: a mark that is itself damaged says nothing
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def __enter__(self) -> "Mark":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._descriptor)
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        number = _number(connection)
+        os.pwrite(self._descriptor, struct.pack(self._FORM, number, checksum_of(number)), 0)
+
+    def require(self, connection: sqlite3.Connection, path: Path) -> None:
+        """That the journal has all commits that it knows."""
+        data = os.pread(self._descriptor, struct.calcsize(self._FORM), 0)
+        if len(data) == struct.calcsize(self._FORM):
+            number, checksum = struct.unpack(self._FORM, data)
+            if checksum == checksum_of(number) and number > _number(connection):
+                raise _damaged(f"it lacks the last {number - _number(connection)} commits", path)
+
+
+def _number(connection: sqlite3.Connection) -> int:
+    (number,) = connection.execute("SELECT number FROM mark").fetchone()
+    return number
+
+
+def _damaged(how: str, path: Path) -> StovetopError:
+    return StovetopError(
+        f"cannot open the journal ({how}), which is damaged; put back a copy of the folder, or choose another "
+        f"--storage: {path}"
+    )
+
+
+def _require_whole(connection: sqlite3.Connection, path: Path) -> None:
+    """Reads all of it: a second for a gigabyte or so."""
+    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise _damaged(found, path)
+    for kind in TABLES:
+        statement, values = select(kind)
+        try:
+            for row in connection.execute(statement, values):
+                require_whole(kind, row)
+        except DamagedRow as error:
+            raise _damaged(str(error), path) from error
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -205,19 +282,29 @@ def _opened(path: Path) -> sqlite3.Connection:
             f"{sqlite3.sqlite_version}; use another build of Python"
         )
     connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+    connection.create_function("checksum_of", -1, checksum_of, deterministic=True)
     try:
         _set_up(connection, path)
-    except sqlite3.DatabaseError as error:
+        _require_whole(connection, path)
+    except sqlite3.Error as error:
         connection.close()
-        in_use = "locked" in str(error)
-        remedy = "another server has it open; stop that one" if in_use else "put back a copy of the folder"
         raise StovetopError(
-            f"cannot open the journal ({error}); {remedy}, or choose another --storage: {path}"
+            f"cannot open the journal ({error}); {_remedy(error)}, or choose another --storage: {path}"
         ) from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _remedy(error: sqlite3.Error) -> str:
+    match error.sqlite_errorcode & 0xFF:
+        case sqlite3.SQLITE_BUSY:
+            return "another server has it open; stop that one"
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY:
+            return "make room, or mend the disk, then start the server again"
+        case _:
+            return "put back a copy of the folder"
 
 
 def _set_up(connection: sqlite3.Connection, path: Path) -> None:

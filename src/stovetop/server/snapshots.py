@@ -17,7 +17,7 @@ from typing import Any
 from stovetop.errors import StovetopError
 from stovetop.futures import ClientFuture, pending, when_all_done, when_done
 from stovetop.server.journal import done
-from stovetop.server.rows import Change, ModelRow, SnapshotRow, put
+from stovetop.server.rows import ModelRow, RequestRow, SnapshotRow, amend, put
 from stovetop.server.samplers import Writing
 from stovetop.server.shared import Shared
 from stovetop.server.verbs import Verb, learns, rests
@@ -140,7 +140,8 @@ class Snapshots:
             return
         before, self._last = self._last, SnapshotRow(self._model.id, attempt.n, folder)
         self._last_s, self._tail_s = took_s, self._tail_s - attempt.tail_s
-        covered = Change("UPDATE request SET body = NULL WHERE model_id = ? AND n <= ?", (self._model.id, attempt.n))
+        of_these = "model_id = ?2 AND n <= ?3 AND body IS NOT NULL"
+        covered = amend(RequestRow, "body", None, of_these, self._model.id, attempt.n)
         committed = self._shared.journal.put(put(self._last), covered, *map(put, rows))
         later = self._shared.requests.later
         committed.add_done_callback(lambda done: later(lambda: self._committed(attempt, before, done)))
