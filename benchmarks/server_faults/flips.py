@@ -12,7 +12,7 @@ from server_faults.servers import Forked, is_serving
 from server_faults.wire import Json, Wire, program, still_known, wire
 
 NUM_FLIPS = 50  # in a part
-NAMES = ("damaged", "use an earlier one")  # one is in every refusal of a request
+NAMES = ("damaged", "use an earlier one", "cannot be brought back", "are gone")  # one is in every refusal of a request
 
 
 def run(folder: Path, seed: int, num_flips: int = NUM_FLIPS) -> Json:

@@ -216,7 +216,7 @@ def serve(storage: Path, backend: str, port: int, prepare: Prepare | None = None
     server = Server(
         lambda storage: open_service(storage, backend, disk),
         listen("127.0.0.1", port),
-        ServerOptions(storage=storage),
+        ServerOptions(storage=storage, was_killed=True),  # by us, if at all: its parent would know
     )
     signal.signal(signal.SIGTERM, lambda number, frame: server.stop())
     server.run()

@@ -178,6 +178,51 @@ def test_a_request_during_which_the_server_ended_three_times_is_failed(killed: K
             assert "the server ended 3 times while it did this request" in str(failed["error"])
 
 
+@pytest.mark.parametrize("damaged", ["first.*", "snapshot.*"])
+def test_a_model_whose_replay_reads_what_is_damaged_is_refused_by_name_and_others_are_served(
+    killed: Killed, damaged: str
+) -> None:
+    with running(killed.before) as first, first.sdk() as sdk:
+        other = made(sdk)
+        train(other)
+        path = other.save_state("first").result().path
+        client = sdk.create_training_client_from_state_with_optimizer(path).result()
+        train(client)
+        logprobs(client)
+        first.parts.programs.find(other.model_id, "local").rest().result(timeout=10)
+        other.forward_backward([datum()], "cross_entropy").result()
+        image = killed.image()
+        (file,) = image.glob(f"checkpoints/*/weights/{damaged}/adapter.safetensors")
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 1
+        file.write_bytes(data)
+        broken, whole = (client, other) if damaged == "first.*" else (other, client)
+        with running(image) as second, second.http() as http:
+            answers = [
+                http.post("optim_step", json={"model_id": each.model_id, "seq_id": 50, "adam_params": {}})
+                for each in (broken, whole)
+            ]
+    assert [answer.status_code for answer in answers] == [400, 200]
+    assert "cannot be brought back" in answers[0].json()["detail"]
+
+
+def test_a_request_that_was_answered_is_not_failed_by_ends_of_the_server(killed: Killed) -> None:
+    """The steps behind it are those of a model that has done it."""
+    with running(killed.before) as first, first.sdk() as sdk:
+        client = made(sdk)
+        train(client)
+        logprobs(client)
+        image = killed.image()
+        journal = sqlite3.connect(image / "journal.sqlite")
+        assert journal.execute("SELECT count(*) FROM result").fetchone()[0] > 1
+        journal.execute("UPDATE request SET attempts = 3 WHERE seq = 1")
+        journal.commit()
+        journal.close()
+        with running(image) as second, second.http() as http:
+            answer = http.post("optim_step", json={"model_id": client.model_id, "seq_id": 50, "adam_params": {}})
+            assert "the server ended 3 times while it did seq_id 1 again" in answer.json()["detail"]
+
+
 def test_a_server_that_was_killed_from_outside_counts_no_attempt(killed: Killed) -> None:
     with running(killed.before) as first, first.sdk() as sdk:
         client = made(sdk)

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 
 from stovetop.concurrency import in_thread
-from stovetop.errors import NotFoundError, StovetopError
+from stovetop.errors import InvalidRequest, NotFoundError, StovetopError
 from stovetop.server.journal import done, follow
 from stovetop.server.live import Called, Live, made
 from stovetop.server.requests import Gone, Outcome, Request, Result, digest_of, failure_of
@@ -37,6 +37,11 @@ from stovetop.types import GetInfoResponse, ModelData
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3  # at replaying one request, before it is failed instead
+
+
+class NotBroughtBack(StovetopError):
+    """What a model was cannot be had again now: something that its replay reads is damaged, or its replay ends the
+    server. What it has saved can be loaded."""
 
 
 class Program:
@@ -226,11 +231,14 @@ class Program:
         try:
             for snapshot in journal.rows(SnapshotRow, "model_id = ?", self.model.id):
                 live.restore(snapshot)
+                live.made()
             differing = [row.seq for row in rows if not self._replay(live, row, results.get(row.n))]
             if live.client is None and not rows:
                 raise Gone(f"this model is not kept any more; make one from what it has saved: {self.model.id!r}")
-        except BaseException:
+        except BaseException as error:
             live.release()
+            if isinstance(error, InvalidRequest):
+                raise self._not_brought_back(error) from error
             raise
         self._live, self._is_asleep = live, False
         if self._slept_with is not None:
@@ -250,7 +258,11 @@ class Program:
         that is known. One during which the server ended several times is failed instead, so that the server can start.
         """
         assert row.body is not None, "a body is kept until a snapshot covers it"
+        succeeded = result is not None and result.form != "failed"
         if row.attempts >= MAX_ATTEMPTS:
+            if succeeded:  # what came after it is of a model that has done it
+                reason = f"the server ended {row.attempts} times while it did seq_id {row.seq} again"
+                raise self._not_brought_back(reason)
             result = Result.failed(f"the server ended {row.attempts} times while it did this request", "server")
         self._shared.journal.put(put(replace(row, attempts=row.attempts + 1))).result()
         verb = read_verb(row.kind, zlib.decompress(row.body))
@@ -258,6 +270,9 @@ class Program:
         outcome = self._done_again(live, row.n, verb, request, result)
         if self._shared.requests.has_failed():
             raise StovetopError(f"the engine failed during the replay of {request.what}")
+        if succeeded and outcome.result.form == "failed":
+            self._shared.journal.put(put(row)).result()  # the server did not end
+            raise self._not_brought_back(outcome.result.message)
         final = result or outcome.result
         self._shared.journal.put_soon(
             put(replace(row, attempts=0)), put(ResultRow(row.n, final.form, final.body, time.time()))
@@ -267,6 +282,12 @@ class Program:
         self._add(row.seq, request)
         live.snapshots.behind(row.n, verb, live.client)
         return result is None or result == outcome.result
+
+    def _not_brought_back(self, reason: object) -> NotBroughtBack:
+        return NotBroughtBack(
+            f"this model cannot be brought back; make another one from what it has saved, or put back a copy of the "
+            f"server's folder: {self.model.id!r}: {reason}"
+        )
 
     def _done_again(self, live: Live, n: int, verb: Verb, request: Request, result: Result | None) -> Outcome:
         """What came of it by itself, a fault of the server's say, would not come again: it stays what it was."""

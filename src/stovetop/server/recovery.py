@@ -6,6 +6,7 @@ committed. Then each model that has requests behind its snapshot is made as of t
 model whose snapshot covers all is made when its next request comes.
 """
 
+import logging
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from stovetop.server.downloads import Links
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
 from stovetop.server.limits import Limits
-from stovetop.server.program import Program
+from stovetop.server.program import NotBroughtBack, Program
 from stovetop.server.programs import Programs
 from stovetop.server.requests import Requests
 from stovetop.server.rows import (
@@ -37,6 +38,8 @@ from stovetop.server.samplers import Samplers
 from stovetop.server.sessions import Sessions
 from stovetop.server.shared import Shared
 from stovetop.server.verbs import Load, MakeFrom, read_verb
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,14 +85,23 @@ def recover(
     last_n = max((each.last_n for each in known.values()), default=0)
     shared = Shared(service, journal, requests, samplers, checkpoints, folders, limits, count(last_n + 1))
     programs = [_program(model, shared, known.get(model.id)) for model in journal.rows(ModelRow, order="created_s")]
-    for program in programs:
-        if program.model.id in known and known[program.model.id].has_tail:
-            program.wake()
-    for folder in read - checkpoints.needed():  # of checkpoints that were deleted: it goes when no replay reads it
-        checkpoints.remove_folder(folder)
+    tails = [program for program in programs if program.model.id in known and known[program.model.id].has_tail]
+    if all([_is_brought_back(program) for program in tails]):
+        for folder in read - checkpoints.needed():  # of checkpoints that were deleted: it goes when no replay reads it
+            checkpoints.remove_folder(folder)
     sessions = Sessions(journal, {row.id: row for row in journal.rows(SessionRow)})
     of_models = Programs(shared, programs)
     return Parts(service, journal, sessions, requests, checkpoints, samplers, of_models, limits, Links())
+
+
+def _is_brought_back(program: Program) -> bool:
+    """One that is not keeps no other from working: it sleeps, and its next request tries it again."""
+    try:
+        program.wake()
+    except NotBroughtBack as error:
+        log.error("%s", error)
+        return False
+    return True
 
 
 class _Known(NamedTuple):
