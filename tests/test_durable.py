@@ -327,6 +327,7 @@ def test_a_row_that_its_reader_refuses_is_an_error_that_names_the_line(tmp_path:
 @pytest.mark.parametrize("operation", ["write", "sync", "rename", "append"])
 def test_what_the_disk_refuses_is_named_by_its_path_and_cause(tmp_path: Path, operation: Operation) -> None:
     def write(disk: FailingDisk) -> None:
+        (tmp_path / "rows").unlink(missing_ok=True)
         append_row(tmp_path / "rows", {}, disk=disk)
         write_file(tmp_path / "file", b"", disk=disk)
         write_folder(tmp_path / "folder", NEW, {}, overwrite=True, disk=disk)

@@ -150,10 +150,12 @@ def new_folder(path: Path, *, overwrite: bool = False, disk: Disk = LOCAL_DISK) 
 def make_folders(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
     """A folder and those above it, where they are not there: on the disk when this returns, so that what will be synced
     below them can be found there."""
-    if not path.is_dir():
-        make_folders(path.parent, disk=disk)
-        path.mkdir(exist_ok=True)
-        disk.sync(path.parent)
+    if path.is_dir():
+        return
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing or [path]):
+        folder.mkdir(exist_ok=True)
+        disk.sync(folder.parent)
 
 
 def _refuse_if_there(path: Path, overwrite: bool) -> None:
