@@ -125,6 +125,16 @@ async def by_tests(self, trace, runtime):
 
 
 assert "a runtime for its reward by_tests" in refusal(by_tests=by_tests)
+assert "has or needs scoring that comes later;" in refusal(scoring_deferred=True)
+
+
+class Reads(vf.Judge):
+    async def score(self, task, trace, runtime):
+        return 1.0
+
+
+assert "a runtime for its judge reads" in refusal(plugged_judges=lambda self: [Reads()])
+assert "task 0 has no reward" in refusal(small=None)
 try:
     verifiers_builders([], RENDERER, 1)
 except InvalidRequest as error:

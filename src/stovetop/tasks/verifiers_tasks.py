@@ -67,16 +67,20 @@ def _refuse_more_than_one_turn(task: VerifiersTask, index: int) -> None:
     needs = [name for name in HOOKS if getattr(kind, name) is not getattr(base, name)]
     needs += ["toolsets"] if kind.toolsets(task.config) else []
     needs += ["a container"] if kind.NEEDS_CONTAINER or task.data.image is not None else []
-    for signal in ("reward", "metric"):
-        for scorer in task.hooks(signal):
-            runtime = inspect.signature(scorer).parameters.get("runtime")
-            if runtime is not None and runtime.default is inspect.Parameter.empty:
-                needs.append(f"a runtime for its {signal} {scorer.__name__}")
+    needs += ["scoring that comes later"] if task.scoring_deferred else []
+    scorers = [(f"{signal} {each.__name__}", each) for signal in ("reward", "metric") for each in task.hooks(signal)]
+    scorers += [(f"judge {each.reward_name}", each.score) for each in task.plugged_judges()]
+    for name, scorer in scorers:  # without a runtime, those that need one are left out in silence
+        runtime = inspect.signature(scorer).parameters.get("runtime")
+        if runtime is not None and runtime.default is inspect.Parameter.empty:
+            needs.append(f"a runtime for its {name}")
     if needs:
         raise InvalidRequest(
             f"task {index} has or needs {', '.join(needs)}; only tasks of one turn that are scored by what was said "
             f"can be played here: {type(task).__name__}"
         )
+    if not any(name.startswith(("reward", "judge")) for name, _ in scorers):
+        raise InvalidRequest(f"task {index} has no reward, so no answer would be worth more: {type(task).__name__}")
 
 
 def _chat(task: VerifiersTask, index: int) -> list[Message]:
