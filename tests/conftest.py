@@ -23,7 +23,7 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--conversations", type=int, default=25, help="on how many chats each property of a renderer is tried"
+        "--conversations", type=int, default=10, help="on how many chats each property of a renderer is tried"
     )
     parser.addoption("--examples", type=int, default=25, help="on how many examples each other property is tried")
     parser.addoption(

@@ -8,7 +8,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["renderers", "from_tinker", "recipes", "data"])
+@pytest.mark.parametrize("page", [pytest.param("renderers", marks=pytest.mark.slow), "from_tinker", "recipes", "data"])
 def test_a_page_is_up_to_date(page: str) -> None:
     """For renderers, every family's tokenizer: seconds, the first time that a process asks for them."""
     spec = importlib.util.spec_from_file_location(f"make_{page}", DOCS / f"make_{page}.py")

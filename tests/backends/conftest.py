@@ -10,12 +10,22 @@ from providers import IN_PROCESS, PROVIDERS, Provider
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.durable import LOCAL_DISK
 
+# What takes a second or more there, and less in this process.
+SLOW_OVER_A_SERVER = {
+    "test_a_failing_disk_leaves_the_previous_state_or_the_new_one",
+    "test_a_hundred_clients_come_and_go",
+    "test_a_run_resumed_at_any_step_is_the_run_that_would_have_been",
+    "test_saves_beyond_what_memory_is_taken_for_wait_and_nothing_else_does",
+}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "provider" in metafunc.fixturenames:
         is_for_all = metafunc.definition.path.name.startswith("test_conformance_")
         names = list(PROVIDERS) if is_for_all else IN_PROCESS
-        metafunc.parametrize("provider", names, indirect=True, scope="session")
+        is_slow = metafunc.function.__name__ in SLOW_OVER_A_SERVER
+        slow = [pytest.param(name, marks=pytest.mark.slow) if is_slow and name == "remote" else name for name in names]
+        metafunc.parametrize("provider", slow, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,7 @@ def command_in(errors: str) -> list[str]:
     return shlex.split(found[1])
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_soon_and_names_the_command_with_which_it_becomes_the_run_that_would_have_been(
     tmp_path: Path,
 ) -> None:

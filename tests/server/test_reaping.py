@@ -247,7 +247,7 @@ def test_a_sampler_is_not_found_before_its_row_is_committed(alone: Running) -> N
         assert http.get(f"samplers/{ids[0]}").json()["base_model"] == "tiny/model"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_whatever_a_client_does_it_sees_the_same_if_it_is_suspended_in_between(alone: Running, seed: int) -> None:
     random = Random(seed)
     with alone.sdk() as sdk, alone.sdk() as undisturbed:

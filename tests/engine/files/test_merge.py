@@ -1,5 +1,6 @@
 """Merged models: the numbers of base and adapter together, in files that transformers loads."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -46,9 +47,13 @@ def merged_logprobs(folder: Path) -> list[float]:
     return logits_TV.log_softmax(-1).gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0].tolist()
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("shards", [False, True])
-@pytest.mark.parametrize("train_unembed", [False, True])
+@pytest.mark.parametrize(
+    ("tied", "shards", "train_unembed"),
+    [
+        pytest.param(*three, marks=[] if sum(three) in (0, 3) else [pytest.mark.slow])
+        for three in itertools.product([False, True], repeat=3)
+    ],
+)
 def test_transformers_gives_the_merged_model_our_logprobs(
     tmp_path: Path, tied: bool, shards: bool, train_unembed: bool
 ) -> None:

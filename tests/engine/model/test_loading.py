@@ -194,6 +194,7 @@ def test_a_gguf_file_that_lacks_a_tensor_is_refused_by_the_models_name(
         load_model(tmp_path / "model.gguf", "mine")
 
 
+@pytest.mark.slow
 def test_models_that_load_at_once_leave_the_library_as_it_was(tmp_path: Path) -> None:
     """While it makes a model the library turns off, for the whole process, what others rely on."""
     from transformers import PreTrainedModel
