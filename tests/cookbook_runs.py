@@ -1,8 +1,9 @@
-"""The published cookbook's training loops on this package, as they are: what `test_published_cookbook.py` runs.
+"""The published cookbook's training loops, as they are: what `test_published_cookbook.py` runs.
 
     python cookbook_runs.py RUN FOLDER MODEL BASE_URL MAX_STEPS
 
-FOLDER holds the data and gets the run's directory. Nothing of the cookbook is replaced but, for its two loop recipes,
+They run on this package; with the address of a server as BASE_URL, on the official SDK. FOLDER holds the data and gets
+the run's directory. Nothing of the cookbook is replaced but, for its two loop recipes,
 the hub's data set that they name and the table of the hub's models that names their renderer.
 """
 
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import stovetop.as_tinker  # noqa: F401  before everything that imports tinker
+if not sys.argv[4].startswith("http"):
+    import stovetop.as_tinker  # noqa: F401  before everything that imports tinker
 
 # isort: split
 import datasets
@@ -99,6 +101,19 @@ def reinforcement_async(run: Run) -> None:
     reinforcement(run, async_config=ahead)
 
 
+def reinforcement_substeps(run: Run) -> None:
+    reinforcement(run, loss_fn="ppo", num_substeps=2)
+
+
+def reinforcement_cispo(run: Run) -> None:
+    reinforcement(run, loss_fn="cispo", kl_penalty_coef=0.1, kl_reference_config=reference(run))
+
+
+def reinforcement_stable(run: Run) -> None:
+    """With the loss that the asynchronous mode takes by default."""
+    reinforcement(run, async_config=rl_train.AsyncConfig(max_steps_off_policy=2, groups_per_batch=2))
+
+
 def reference(run: Run) -> Any:
     return rl_train.KLReferenceConfig(base_model=run.model)
 
@@ -126,6 +141,12 @@ def flat_reinforcement(run: Run) -> None:
     rl_loop.main(rl_loop.Config(**run.shared, batch_size=2, group_size=4, max_tokens=40, loss_fn="importance_sampling"))
 
 
+def flat_reinforcement_stable(run: Run) -> None:
+    """With the loss that this loop takes by default."""
+    hub_rows(run.folder / "questions.jsonl")
+    rl_loop.main(rl_loop.Config(**run.shared, batch_size=2, group_size=4, max_tokens=40))
+
+
 def hub_rows(file: Path) -> None:
     """Both loops name a data set of the hub, and ask a table of the hub's models which renderer is theirs."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -139,10 +160,14 @@ RUNS = {
     "reinforcement": reinforcement,
     "reinforcement_streaming": reinforcement_streaming,
     "reinforcement_async": reinforcement_async,
+    "reinforcement_substeps": reinforcement_substeps,
+    "reinforcement_cispo": reinforcement_cispo,
+    "reinforcement_stable": reinforcement_stable,
     "preference": preference,
     "distillation": distillation,
     "flat_supervised": flat_supervised,
     "flat_reinforcement": flat_reinforcement,
+    "flat_reinforcement_stable": flat_reinforcement_stable,
 }
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ LINES = [
         "chat",
         "recipes",
         "fetch",
+        "client_tokenizers",
     ],
     ["tasks", "kitchen"],
     ["evaluation", "distillation", "preference", "rl", "supervised", "evaluators"],

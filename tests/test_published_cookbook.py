@@ -1,12 +1,16 @@
-"""The published tinker-cookbook runs on this package as it is, is killed, and goes on; each run in a process of its
-own, since `as_tinker` acts on the whole process. They take minutes, so only .ci/run runs them.
+"""The published tinker-cookbook runs as it is, on this package and, with the official SDK, on a server; is killed, and
+goes on. Each run is in a process of its own, since `as_tinker` acts on the whole process. They take minutes, so only
+.ci/run runs them.
 """
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +19,12 @@ import torch
 from engine import tiny
 from missing import COOKBOOK
 from processes import run_python
+from serving import Served, served
 
 PROGRAM = Path(__file__).parent / "cookbook_runs.py"
 NUM_STEPS = 12
+NUM_STEPS_OVER_THE_WIRE = 5
+NAME = "kitchen/boxing"  # of the model, for clients of the server
 LIMIT_S = 300.0  # of one run to its end, and of the import of every module
 LOCAL, RECORDING = "", "recording"
 
@@ -90,22 +97,103 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> None:
 def test_a_published_loop_is_killed_and_goes_on(
     run: str, base_url: str, kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file in kitchen.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    # Checkpoints of the local backend are in the home directory, those of the recording one in the temporary one.
-    for name, value in {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}.items():
-        monkeypatch.setenv(name, value)
+    at_home(tmp_path, kitchen, monkeypatch)
     command = [str(PROGRAM), run, str(tmp_path), str(tmp_path / "model"), base_url, str(NUM_STEPS)]
-    kill_after_two_checkpoints(command, tmp_path)
-    saved = checkpoints(tmp_path)
-    assert not any(row.get("batch") == NUM_STEPS or row["name"] == "final" for row in saved)
+    kill_and_resume(command, tmp_path, NUM_STEPS)
+
+
+@pytest.fixture(scope="module")
+def server(kitchen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served([f"{NAME}={kitchen / 'model'}"], tmp_path_factory.mktemp("server") / "storage") as server:
+        server.wait_until_it_serves()
+        yield server
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "supervised",
+        "reinforcement",
+        "reinforcement_substeps",
+        "reinforcement_cispo",
+        "reinforcement_streaming",
+        "reinforcement_async",
+        "preference",
+        "distillation",
+        "flat_supervised",
+        "flat_reinforcement",
+    ],
+)
+def test_over_the_wire_a_published_loop_is_killed_and_goes_on(
+    run: str, server: Served, kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer is found where the server says, and without a network."""
+    over_the_wire(server, tmp_path, kitchen, monkeypatch)
+    command = [str(PROGRAM), run, str(tmp_path), NAME, server.url, str(NUM_STEPS_OVER_THE_WIRE)]
+    kill_and_resume(command, tmp_path, NUM_STEPS_OVER_THE_WIRE)
+
+
+def test_over_the_wire_a_published_loop_does_not_notice_that_its_server_is_killed(
+    server: Served, kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over_the_wire(server, tmp_path, kitchen, monkeypatch)
+    num_steps = str(NUM_STEPS_OVER_THE_WIRE)
+    with (tmp_path / "said.txt").open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), "reinforcement", str(tmp_path), NAME, server.url, num_steps],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            wait_for_checkpoints(process, tmp_path)
+            server.child.send_signal(signal.SIGKILL)
+            code = process.wait(LIMIT_S)
+        finally:
+            process.kill()
+            process.wait(30)
+    assert code == 0, (tmp_path / "said.txt").read_text()[-4000:]
+    steps = [row["step"] for row in read_rows(tmp_path / "log" / "metrics.jsonl")]
+    assert sorted(set(steps)) == list(range(NUM_STEPS_OVER_THE_WIRE))
+
+
+@pytest.mark.parametrize("run", ["reinforcement_stable", "flat_reinforcement_stable"])
+def test_over_the_wire_the_cookbooks_default_loss_is_refused_with_what_to_pass_before_anything_is_drawn(
+    run: str, server: Served, kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over_the_wire(server, tmp_path, kitchen, monkeypatch)
+    done = run_python(str(PROGRAM), run, str(tmp_path), NAME, server.url, "3", limit_s=LIMIT_S)
+    assert done.returncode != 0
+    said = "pass loss_fn='importance_sampling', 'ppo' or 'cispo'"
+    assert said in done.stdout + done.stderr, (done.stdout + done.stderr)[-4000:]
+    assert not [row for row in read_rows(tmp_path / "log" / "metrics.jsonl") if "optim/lr" in row]
+
+
+def at_home(folder: Path, kitchen: Path, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    """The data are in the run's folder, which is its home: checkpoints of the local backend are there, those of the
+    recording one in the temporary folder."""
+    for file in kitchen.iterdir():
+        (folder / file.name).symlink_to(file)
+    for name, value in {"HOME": str(folder), "TMPDIR": str(folder), "HF_HUB_OFFLINE": "1", **variables}.items():
+        monkeypatch.setenv(name, value)
+
+
+def over_the_wire(server: Served, folder: Path, kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.wait_until_it_serves()
+    at_home(folder, kitchen, monkeypatch, **server.exports, TINKER_TELEMETRY="0")
+    assert NAME.replace("/", "--") in "".join(os.listdir(server.exports["HF_HUB_CACHE"]))
+
+
+def kill_and_resume(command: list[str], folder: Path, num_steps: int) -> None:
+    kill_after_two_checkpoints(command, folder)
+    saved = checkpoints(folder)
+    assert not any(row.get("batch") == num_steps or row["name"] == "final" for row in saved)
     done = run_python(*command, limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
-    resumed = checkpoints(tmp_path)[len(saved) :]
+    resumed = checkpoints(folder)[len(saved) :]
     assert [position(row) for row in resumed[:1]] >= [position(saved[-1])], "it did not go on from its checkpoint"
     assert resumed[-1]["name"] == "final"
-    rows = read_rows(tmp_path / "log" / "metrics.jsonl")
-    missing = set(range(NUM_STEPS)) - {row["step"] for row in rows}
+    rows = read_rows(folder / "log" / "metrics.jsonl")
+    missing = set(range(num_steps)) - {row["step"] for row in rows}
     assert len(missing) <= 1, missing  # the cookbook saves a step before it logs it, so a kill between loses one row
     assert any(row.get("reward/total", 1.0) or row.get("env/all/reward/total", 1.0) for row in rows)
 
@@ -113,14 +201,19 @@ def test_a_published_loop_is_killed_and_goes_on(
 def kill_after_two_checkpoints(command: list[str], folder: Path) -> None:
     with (folder / "killed.txt").open("w") as output:
         process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=subprocess.STDOUT)
-        started_s = time.monotonic()
         try:
-            while len(checkpoints(folder)) < 2 and process.poll() is None and time.monotonic() < started_s + 240:
-                time.sleep(0.01)
+            wait_for_checkpoints(process, folder)
             assert process.poll() is None, f"it ended by itself: {(folder / 'killed.txt').read_text()[-4000:]}"
         finally:
             process.kill()
             process.wait(timeout=30)
+
+
+def wait_for_checkpoints(process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """For two, or until the process has ended."""
+    give_up_s = time.monotonic() + 240
+    while len(checkpoints(folder)) < 2 and process.poll() is None and time.monotonic() < give_up_s:
+        time.sleep(0.01)
 
 
 def position(row: dict[str, object]) -> tuple[object, object]:

@@ -236,7 +236,7 @@ class TrainingClient(Protocol):
         ...
 
     def spoil(self, reason: str) -> APIFuture[None]:
-        """Half of what the next optim_step was to learn from is missing: it fails with this `reason`, and the gradients
+        """Part of what the next optim_step was to learn from is missing: it fails with this `reason`, and the gradients
         gathered so far are dropped then. A method of ours, which the SDK has not: a server calls it in place of a
         forward_backward that it accepted and then could not use."""
         ...

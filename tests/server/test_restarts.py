@@ -162,6 +162,26 @@ def test_a_fault_of_the_server_stays_a_failure_when_it_is_replayed(killed: Kille
             assert "a stray cosmic ray" in str(failed["error"])
 
 
+def test_a_model_that_could_not_be_made_is_none_after_a_restart_either(tmp_path: Path) -> None:
+    """Its client was told of the fault of the server; what it asks later is told again, also by a server that stops."""
+    faulty = partial(open_recording, faults=[recording.Raises("create_lora_training_client", 1, OSError("no memory"))])
+    step = {"seq_id": 1, "adam_params": {}}
+    with running(tmp_path, faulty) as first:
+        body = {"session_id": post(first, "create_session")["session_id"], "model_seq_id": 0, "base_model": MODELS[0]}
+        model_id = str(post(first, "create_model", **body)["model_id"])
+        told = [post(first, "retrieve_future", request_id=f"{model_id}:0")]
+    for seq_id in (1, 2):
+        with running(tmp_path) as again:
+            told.append(post(again, "retrieve_future", request_id=f"{model_id}:0"))
+            submitted = post(again, "optim_step", model_id=model_id, **{**step, "seq_id": seq_id})
+            failed = post(again, "retrieve_future", request_id=str(submitted["request_id"]))
+            assert "the model could not be made" in str(failed["error"])
+            assert "no memory" in str(failed["error"])
+            again.parts.programs.rest(1)
+    assert told == [told[0]] * 3
+    assert "no memory" in str(told[0]["error"])
+
+
 def test_a_request_during_which_the_server_ended_three_times_is_failed(killed: Killed) -> None:
     with running(killed.before) as first, first.sdk() as sdk:
         client = made(sdk)

@@ -3,14 +3,15 @@
 import argparse
 import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stovetop.cli.weights import last_checkpoint
-from stovetop.cli.words import Action, count, entry, temperature
+from stovetop.cli.words import Action, count, entry, named_models, temperature
+from stovetop.client_tokenizers import is_looked_up, lay_out
 from stovetop.errors import InvalidRequest
 from stovetop.fetch import fetch_model
-from stovetop.model_store import FETCHABLE, find_model
+from stovetop.model_store import FETCHABLE, find_model, require_model
 from stovetop.recipes.settings import check_renderer_name
 from stovetop.run_folder import is_run
 
@@ -26,16 +27,39 @@ def fetch(words: Sequence[str]) -> Action:
         epilog=f"models:\n{models}\n\nIts alias and its name are good wherever a recipe takes a model.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", help="its alias, see below")
-    alias = parser.parse_args(words).model
-    entry("model to fetch", alias, FETCHABLE)
-    return lambda: _fetch_and_print(alias)
+    parser.add_argument("model", nargs="+", help="its alias, see below; for clients also a folder, or NAME=FOLDER")
+    parser.add_argument(
+        "--for-clients",
+        type=Path,
+        metavar="DIR",
+        help="write the tokenizers and configs there, and no weights: programs that train on a server find them by "
+        "the names of the models, without a network; DIR may be copied to their machine. Prints the line to export",
+    )
+    options = parser.parse_args(words)
+    models = named_models(options.model)
+    for place in models.values():
+        if options.for_clients is None or find_model(place) is None:
+            entry("model to fetch", place, FETCHABLE)
+    return lambda: _fetch_and_print(models, options.for_clients)
 
 
-def _fetch_and_print(alias: str) -> None:
+def _fetch_and_print(models: Mapping[str, str], for_clients: Path | None) -> None:
     from rich.console import Console
 
-    print(fetch_model(alias, console=Console(stderr=True)))
+    console = Console(stderr=True)
+    places = {
+        name: fetch_model(place, console=console) if place in FETCHABLE else require_model(place)
+        for name, place in models.items()
+    }
+    if for_clients is None:
+        for folder in places.values():
+            print(folder)
+        return
+    for name in places:
+        if not is_looked_up(name):
+            raise InvalidRequest(f"clients look no tokenizer up by this name; give it one, as in NAME=FOLDER: {name!r}")
+    lay_out(places, for_clients)
+    print(f"export HF_HUB_CACHE={for_clients.expanduser().absolute()}")
 
 
 # ---- chat -----------------------------------------------------------------------------------------------------------

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stovetop.cli.serve_keys import DEFAULT_STORAGE, keys
-from stovetop.cli.words import Action, count
-from stovetop.errors import InvalidRequest
+from stovetop.cli.words import Action, count, named_models
+from stovetop.client_tokenizers import has_tokenizer, is_looked_up, lay_out
+from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.extras import require_extra
-from stovetop.model_store import canonical_name, require_model
+from stovetop.gguf_files import is_gguf
+from stovetop.model_store import require_model
 
 if TYPE_CHECKING:
     from stovetop.server.keys import Keys
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 EVERY_ADDRESS = ("0.0.0.0", "::")
 MAX_FILES = 20_000  # one connection a request that waits
+TOKENIZERS = "for_clients"  # below the storage
 LINE_EVERY_S = 60.0  # of what is going on, where the output is no terminal
 
 NEEDED = ("starlette", "uvicorn", "httptools", "google.protobuf", "zstandard")
@@ -61,23 +64,11 @@ def serve(words: Sequence[str]) -> Action:
     )
     parser.add_argument("--inherited", help=argparse.SUPPRESS)  # what a parent gives to its server
     options = parser.parse_args(words)
-    models = _models(options.model)
+    models = named_models(options.model)
     _check(options, models)
     if options.inherited is not None:
         return lambda: _serve_inherited(options, models)
     return lambda: _open(options, models, list(words))
-
-
-def _models(words: Sequence[str]) -> dict[str, str]:
-    """Where the models are, by the names that clients use."""
-    models: dict[str, str] = {}
-    for word in words:
-        name, given, place = word.partition("=")
-        name, place = (name, place) if given else (canonical_name(word), word)
-        if not name or not place or name in models:
-            raise InvalidRequest(f"each model has a name of its own, as in NAME=FOLDER: {word!r}")
-        models[name] = place
-    return models
 
 
 def _check(options: argparse.Namespace, models: dict[str, str]) -> None:
@@ -119,6 +110,7 @@ def _open(options: argparse.Namespace, models: dict[str, str], words: list[str])
 
     listening = listen(options.host, options.port)
     _print_exports(options, listening)
+    _print_tokenizers(options, models)
     if options.no_restart:
         return _serve(options, models, listening)
 
@@ -143,6 +135,30 @@ def _print_exports(options: argparse.Namespace, listening: socket.socket) -> Non
     key = "the key that `stovetop serve keys add` has printed" if _keys(options).are_asked_for else "tml-local"
     print(f"export TINKER_BASE_URL=http://{host}:{listening.getsockname()[1]}")
     print(f"export TINKER_API_KEY={key if key == 'tml-local' else f'tml-...  # {key}'}", flush=True)
+
+
+def _print_tokenizers(options: argparse.Namespace, models: dict[str, str]) -> None:
+    """A third line, where programs would not find a tokenizer under the name of a model. They are written beside the
+    server's own files."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    lacking = {
+        name: require_model(place)
+        for name, place in models.items()
+        if is_looked_up(name) and not has_tokenizer(cache, name)
+    }
+    folder = _storage(options) / TOKENIZERS
+    ready = {name: place for name, place in lacking.items() if not is_gguf(place)}  # others take a while
+    try:
+        lay_out(ready, folder)
+    except (StovetopError, OSError) as error:  # a client may have tokenizers of its own
+        log.warning("no tokenizers for clients: %s", error)
+        return
+    if ready:
+        print(f"export HF_HUB_CACHE={folder}  # tokenizers, for programs that look them up by name", flush=True)
+    for name in sorted(lacking.keys() - ready.keys()):
+        log.warning("for clients: stovetop fetch %s=%s --for-clients DIR", name, lacking[name])
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------

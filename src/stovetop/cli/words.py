@@ -1,10 +1,11 @@
 """What the commands share: what understanding one comes to, and how single words are read."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from stovetop.errors import UnknownName
+from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.model_store import canonical_name
 from stovetop.types import SamplingParams
 
 T = TypeVar("T")
@@ -23,6 +24,18 @@ def count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1: {text!r}")
     return int(text)
+
+
+def named_models(words: Sequence[str]) -> dict[str, str]:
+    """Where models are, by the names that clients use: each word is an alias, a name, a folder or NAME=FOLDER."""
+    models: dict[str, str] = {}
+    for word in words:
+        name, given, place = word.partition("=")
+        name, place = (name, place) if given else (canonical_name(word), word)
+        if not name or not place or name in models:
+            raise InvalidRequest(f"each model has a name of its own, as in NAME=FOLDER: {word!r}")
+        models[name] = place
+    return models
 
 
 def temperature(text: str) -> float:

@@ -98,7 +98,7 @@ class BackwardFrom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spoil:
-    """A forward_backward was refused: the next optim_step fails with the `reason`, for half of what was to be learned
+    """A forward_backward was refused: the next optim_step fails with the `reason`, for part of what was to be learned
     is missing. With `scored`, it was a custom loss, and this runs before what waits behind the `Score`."""
 
     adapter: AdapterId

@@ -249,6 +249,15 @@ class Sampling(Body):
     top_p: float = 1.0
 
 
+def _without_stability(asked: bool | None) -> None:
+    """Samplers are asked for it before a policy is trained with this loss, so that no rollout is paid for in vain."""
+    if asked:
+        raise ValueError(
+            "only the loss 'stable_reinforce' reads it, which has no public definition; pass loss_fn="
+            "'importance_sampling', 'ppo' or 'cispo'"
+        )
+
+
 class Sample(Body):
     sampling_session_id: Id
     seq_id: Seq
@@ -262,7 +271,7 @@ class Sample(Body):
     topk_sample_logprobs: Literal[0] = 0
     prompt_alt_tokens_k: Literal[0] = 0
     target_prompt_logprobs: None = None
-    record_stability_info: Literal[False] | None = None
+    record_stability_info: Annotated[bool | None, AfterValidator(_without_stability)] = None
 
 
 # ---- lists and checkpoints -----------------------------------------------------------------------------------------

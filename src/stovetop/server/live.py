@@ -12,7 +12,7 @@ from typing import Any, assert_never
 
 from stovetop.backends.training_client import InProcessTrainingClient
 from stovetop.client import TrainingClient
-from stovetop.errors import InvalidRequest, NotFoundError, QueueFull, StovetopError
+from stovetop.errors import InvalidRequest, NotFoundError, QueueFull, RequestFailedError, StovetopError
 from stovetop.futures import ClientFuture, pending, when_done
 from stovetop.server import codec
 from stovetop.server.checkpoints import path_of, row_of
@@ -54,6 +54,13 @@ class Live:
             place, self._model.base_model, metadata, model_id=self._model.id
         )
         self.snapshots.restored(snapshot)
+
+    def fail(self, reason: str) -> None:
+        """The request that was to make it has failed, and stays so: there is no client, and what is asked of it fails
+        too."""
+        future: Future[InProcessTrainingClient] = pending()
+        future.set_exception(RequestFailedError(reason))
+        self.client = ClientFuture(future)
 
     def release(self) -> None:
         """Out of memory, with what was called done."""

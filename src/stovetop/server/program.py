@@ -294,6 +294,8 @@ class Program:
         if result is not None and result.is_fault:
             if learns(verb):
                 live.spoil(result.message)
+            if isinstance(verb, Make | MakeFrom):
+                live.fail(result.message)
             return Outcome(result)
         if result is not None and isinstance(verb, Save):
             return Outcome(result)  # it is there, or was deleted since

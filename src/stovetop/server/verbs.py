@@ -80,7 +80,6 @@ class Refused:
 
 
 Verb = Make | MakeFrom | ForwardBackward | Refused | Step | Save | Freeze | Load
-Kind = Literal["make", "make_from", "forward_backward", "step", "save", "freeze", "load"]
 
 _BODIES: dict[str, type[Body]] = {
     "make": Make,
