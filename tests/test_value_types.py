@@ -28,8 +28,9 @@ ATTRIBUTES: dict[type, str] = {
     types.SamplingParams: "max_tokens seed stop temperature top_k top_p",
     types.ForwardBackwardOutput: "loss_fn_output_type loss_fn_outputs metrics",
     types.OptimStepResponse: "metrics",
-    types.SampleResponse: "sequences prompt_logprobs topk_prompt_logprobs prompt_cache_hit_tokens",
-    types.SampledSequence: "stop_reason tokens logprobs sequence_id",
+    types.SampleResponse: "sequences prompt_logprobs topk_prompt_logprobs prompt_cache_hit_tokens "
+    "target_prompt_logprobs",
+    types.SampledSequence: "stop_reason tokens logprobs sequence_id topk_logprobs",
     TokensWithLogprobs: "tokens maybe_logprobs stop_reason",
     rl_types.StepResult: "reward episode_done next_observation next_stop_condition metrics stop_reason num_tool_calls "
     "trainable",

@@ -160,8 +160,12 @@ class SamplingClient(Protocol):
         include_prompt_logprobs  logprobs of the prompt's tokens, at temperature 1, as in `compute_logprobs`
         topk_prompt_logprobs     so many (token, logprob), the most probable first, for each position of the prompt
         prompt_logprobs_last_n   both only for so many positions at the prompt's end, and None before; None: for all
+        topk_sample_logprobs     so many (token, logprob) in place of each token that is drawn, as its own logprob is:
+                                 at the temperature, before top_k and top_p
+        target_prompt_logprobs   token ids, int64 (tokens of the prompt - 1, K): those of row i are scored in place of
+                                 the prompt's token i + 1, at temperature 1; -1 names none, and is answered with 0
 
-        The remaining parameters are the SDK's and not offered: anything but their defaults is refused.
+        `prompt_alt_tokens_k` is the SDK's and not offered: anything but its default is refused.
         """
         ...
 

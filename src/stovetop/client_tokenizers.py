@@ -9,6 +9,9 @@ A cache that others fill is never written: a model that was converted here must 
 under its name.
 """
 
+# transformers has next to no types:
+# pyright: reportUnknownMemberType=false
+
 import hashlib
 import tempfile
 from collections.abc import Mapping

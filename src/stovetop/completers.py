@@ -152,7 +152,8 @@ def _ended(piece: SampledSequence, num_tokens: int | None) -> SampledSequence:
     if num_tokens is None:
         return piece
     logprobs = None if piece.logprobs is None else piece.logprobs[:num_tokens]
-    return SampledSequence("stop", piece.tokens[:num_tokens], logprobs, piece.sequence_id)
+    top = None if piece.topk_logprobs is None else piece.topk_logprobs[:num_tokens]
+    return SampledSequence("stop", piece.tokens[:num_tokens], logprobs, piece.sequence_id, top)
 
 
 def _num_until_stop(tokenizer: Tokenizer, tokens: Sequence[int], num_new: int, stops: Sequence[str]) -> int | None:

@@ -120,6 +120,22 @@ def check_token_ids(tokens: np.ndarray, limits: ModelLimits, *, what: str) -> No
         )
 
 
+def check_prompt_targets(targets: TensorData, prompt: ModelInput, limits: ModelLimits) -> None:
+    """Token ids that are to be scored at each position of a prompt but the first."""
+    what, num_rows = "target_prompt_logprobs", prompt.length - 1
+    if targets.dtype != "int64" or targets.array.ndim != 2 or targets.shape[0] != num_rows:
+        raise InvalidRequest(
+            f"{what} must be int64 of shape ({num_rows}, K), for row i names what is scored in place of the prompt's "
+            f"token i + 1; it is {targets.dtype} of shape: {tuple(targets.shape)}"
+        )
+    if targets.shape[1] > limits.vocab_size or not (targets.array != -1).any():
+        raise InvalidRequest(
+            f"{what} must name a token, and {limits.vocab_size} for each position at most; -1 names none; its shape "
+            f"is: {tuple(targets.shape)}"
+        )
+    check_token_ids(np.where(targets.array == -1, 0, targets.array), limits, what=what)
+
+
 def _check_length(index: int, name: str, tensor: TensorData, datum: Datum) -> None:
     length = datum.model_input.length
     if tensor.array.ndim not in (1, 2) or tensor.array.shape[0] != length or tensor.array.size == 0:
@@ -160,7 +176,7 @@ def the_one_of(optim_params: AdamParams | None, adam_params: AdamParams | None) 
 
 def check_step(gradients: object | None, failure: BaseException | None) -> None:
     """What an optim_step steps with: gradients, and no forward_backward that failed since the last step, for then they
-    are half of what was asked for."""
+    are part of what was asked for."""
     if failure is not None:
         raise InvalidRequest(
             "a forward_backward before it failed, so its gradients are dropped; begin the step anew with a "

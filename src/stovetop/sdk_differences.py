@@ -37,8 +37,6 @@ PARAMETERS = {
     "prompt_alt_tokens_k": Parameter((0,), _NOT_YET),
     "record_stability_info": Parameter((False,), _STABILITY),
     "retry_config": Parameter((None,), "nothing is retried in this process: a call is done, or fails with its reason"),
-    "target_prompt_logprobs": Parameter((None,), _NOT_YET),
-    "topk_sample_logprobs": Parameter((0,), _NOT_YET),
     "weights_access_token": Parameter((None,), f"access tokens are the hosted service's; here {_FOLDERS}"),
 }
 

@@ -294,6 +294,10 @@ class OptimStepResponse(Value):
     metrics: Metrics = field(default_factory=dict[str, float])
 
 
+# (token id, logprob) of the most probable tokens, in this order, for each position
+_TopLogprobs = Annotated[list[list[tuple[int, float]] | None], ListOf(Maybe(ListOf(Anything("(token id, logprob)"))))]
+
+
 @dataclass(frozen=True, slots=True)
 class SampledSequence:
     """One drawn continuation. The stop token, where there is one, is the last token and has its logprob. The
@@ -303,6 +307,7 @@ class SampledSequence:
     tokens: list[int]
     logprobs: Annotated[list[float], ListOf(ANY_NUMBER)] | None = None  # one a token
     sequence_id: str = field(default="", compare=False)
+    topk_logprobs: _TopLogprobs | None = None  # in place of each token
 
     def __post_init__(self) -> None:
         check(self)
@@ -318,10 +323,9 @@ class SampleResponse:
 
     sequences: list[SampledSequence]
     prompt_logprobs: Annotated[list[float | None], ListOf(Maybe(ANY_NUMBER))] | None = None
-    topk_prompt_logprobs: (
-        Annotated[list[list[tuple[int, float]] | None], ListOf(Maybe(ListOf(Anything("(token id, logprob)"))))] | None
-    ) = None
+    topk_prompt_logprobs: _TopLogprobs | None = None
     prompt_cache_hit_tokens: Annotated[int, Whole(0)] = 0
+    target_prompt_logprobs: TensorData | None = None  # (tokens of the prompt - 1, K), 0 where no token was named
 
     def __post_init__(self) -> None:
         check(self)

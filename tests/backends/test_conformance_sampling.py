@@ -199,6 +199,54 @@ def test_prompt_logprobs_are_those_of_training(
     assert [len(position or []) for position in response.topk_prompt_logprobs[1:]] == [4] * (len(TOKENS) - 1)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_the_most_probable_tokens_are_told_in_place_of_each_that_is_drawn(
+    sampler: SamplingClient, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=6, temperature=temperature, top_k=2, seed=3, stop=[])
+    response = sampler.sample(PROMPT, 3, params, topk_sample_logprobs=4).result()
+    plain = sampler.sample(PROMPT, 3, params).result()
+    assert [each.tokens for each in response.sequences] == [each.tokens for each in plain.sequences]
+    for sequence in response.sequences:
+        assert sequence.topk_logprobs is not None
+        assert sequence.logprobs is not None
+        for row, token, logprob in zip(sequence.topk_logprobs, sequence.tokens, sequence.logprobs, strict=True):
+            assert row is not None
+            assert len(row) == 4
+            assert [value for _, value in row] == sorted((value for _, value in row), reverse=True)
+            assert dict(row[:2])[token] == pytest.approx(logprob, abs=1e-6)  # before top_k, at the temperature
+    assert plain.sequences[0].topk_logprobs is None
+
+
+def test_named_tokens_are_scored_in_place_of_those_of_a_prompt(sampler: SamplingClient) -> None:
+    whole = ModelInput.from_ints(TOKENS)
+    named = np.full((len(TOKENS) - 1, 3), -1)
+    named[:, 0] = TOKENS[1:]
+    named[2, 2] = 9
+    params = SamplingParams(max_tokens=1)
+    targets = TensorData.from_numpy(named)
+    response = sampler.sample(whole, 1, params, True, 1, target_prompt_logprobs=targets).result()
+    assert response.target_prompt_logprobs is not None
+    assert response.prompt_logprobs is not None
+    told_TK = response.target_prompt_logprobs.array
+    np.testing.assert_allclose(told_TK[:, 0].astype(float), np.array(response.prompt_logprobs[1:], float), atol=1e-6)
+    assert np.argwhere(told_TK[:, 1:] != 0).tolist() == [[2, 1]]
+    assert sampler.sample(whole, 1, params).result().target_prompt_logprobs is None
+
+
+def test_tokens_that_cannot_be_scored_are_refused(sampler: SamplingClient) -> None:
+    for targets, reason in (
+        (TensorData([5.0], "float32", (1, 1)), "must be int64"),
+        (TensorData([5], "int64", (1, 1)), "must be int64 of shape"),
+        (TensorData([-1] * (len(TOKENS) - 1), "int64", (len(TOKENS) - 1, 1)), "must name a token"),
+        (TensorData([-2] * (len(TOKENS) - 1), "int64", (len(TOKENS) - 1, 1)), "outside the vocabulary"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            sampler.sample(
+                ModelInput.from_ints(TOKENS), 1, SamplingParams(max_tokens=1), target_prompt_logprobs=targets
+            )
+
+
 def test_prompt_logprobs_come_only_when_asked_for(sampler: SamplingClient) -> None:
     response = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1)).result()
     assert response.prompt_logprobs is None

@@ -62,7 +62,7 @@ VERBS: dict[str, list[Any]] = {
     ],
     "sample.include_prompt_logprobs": NO_FLAG,
     "sample.topk_prompt_logprobs": [None, "2", 2.5, True, -1, 10**6],
-    "sample.topk_sample_logprobs": [None, 1, "2"],
+    "sample.topk_sample_logprobs": [None, "2", 2.5, True, -1, 10**6],
     "sample.target_prompt_logprobs": [5, [1], TensorData([1], "int64")],
     "sample.prompt_alt_tokens_k": [None, 1, "2"],
     "sample.prompt_logprobs_last_n": NO_LAST_N,

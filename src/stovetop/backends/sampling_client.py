@@ -15,7 +15,7 @@ from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storag
 from stovetop.engine import ops
 from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture
-from stovetop.input_checks import check_model_input, check_stop, completed, fitting_memory
+from stovetop.input_checks import check_model_input, check_prompt_targets, check_stop, completed, fitting_memory
 from stovetop.rules import Whole
 from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
@@ -44,19 +44,18 @@ class InProcessSamplingClient:
         sampling_params: HowToSample,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: AtLeastNone = 0,
-        topk_sample_logprobs: int = 0,
+        topk_sample_logprobs: AtLeastNone = 0,
         target_prompt_logprobs: TensorData | None = None,
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: AtLeastNone | None = None,
     ) -> APIFuture[SampleResponse]:
-        require_neutral(
-            topk_sample_logprobs=topk_sample_logprobs,
-            target_prompt_logprobs=target_prompt_logprobs,
-            prompt_alt_tokens_k=prompt_alt_tokens_k,
-        )
+        require_neutral(prompt_alt_tokens_k=prompt_alt_tokens_k)
         limits = self._base.limits
         check_model_input(prompt, limits, what="prompt")
         take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
+        take(Whole(0, limits.vocab_size), topk_sample_logprobs, "topk_sample_logprobs")
+        if target_prompt_logprobs is not None:
+            check_prompt_targets(target_prompt_logprobs, prompt, limits)
         check_stop(sampling_params, limits, self.get_tokenizer)
         params = completed(sampling_params, prompt, limits)
         self._base.observe(
@@ -73,6 +72,8 @@ class InProcessSamplingClient:
             params,
             include_prompt_logprobs,
             topk_prompt_logprobs,
+            topk_sample_logprobs,
+            target_prompt_logprobs,
             queue=self._queue,
         )
         sequence_ids = [f"sample-{next(self._base.sample_number)}" for _ in range(num_samples)]
@@ -157,10 +158,12 @@ def _as_asked(response: SampleResponse, sequence_ids: Sequence[str], last_n: int
                 tokens=sequence.tokens,
                 logprobs=sequence.logprobs,
                 sequence_id=name,
+                topk_logprobs=sequence.topk_logprobs,
             )
             for sequence, name in zip(response.sequences, sequence_ids, strict=True)
         ],
         prompt_logprobs=None if prompt is None else last_of(prompt, last_n),
         topk_prompt_logprobs=None if topk is None else last_of(topk, last_n),
         prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
+        target_prompt_logprobs=response.target_prompt_logprobs,
     )

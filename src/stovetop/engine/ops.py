@@ -192,6 +192,8 @@ class Sample:
     params: SamplingParams  # max_tokens and seed are set
     include_prompt_logprobs: bool
     topk_prompt_logprobs: int
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: TensorData | None = None  # token ids, -1 for none: (tokens of the prompt - 1, K)
     queue: str | None = field(default=None, kw_only=True)
 
 

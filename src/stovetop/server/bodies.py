@@ -249,6 +249,22 @@ class Sampling(Body):
     top_p: float = 1.0
 
 
+class PromptTargets(Body):
+    """Token ids to be scored at the positions of a prompt: all cells of a matrix, or those that are listed."""
+
+    data: list[int]
+    dtype: Literal["int64"]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=2**27)]], Field(min_length=2, max_length=2)]
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+    @model_validator(mode="after")
+    def _has_both(self) -> "PromptTargets":
+        if (self.sparse_crow_indices is None) != (self.sparse_col_indices is None):
+            raise ValueError("needs sparse_crow_indices and sparse_col_indices, or neither")
+        return self
+
+
 def _without_stability(asked: bool | None) -> None:
     """Samplers are asked for it before a policy is trained with this loss, so that no rollout is paid for in vain."""
     if asked:
@@ -267,10 +283,10 @@ class Sample(Body):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0)] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
+    topk_sample_logprobs: Annotated[int, Field(ge=0)] = 0
+    target_prompt_logprobs: PromptTargets | None = None
     # Not offered: anything but their neutral values is refused.
-    topk_sample_logprobs: Literal[0] = 0
     prompt_alt_tokens_k: Literal[0] = 0
-    target_prompt_logprobs: None = None
     record_stability_info: Annotated[bool | None, AfterValidator(_without_stability)] = None
 
 

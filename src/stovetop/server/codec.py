@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from stovetop.errors import InvalidRequest
 from stovetop.losses import SPOIL
-from stovetop.server import wire
+from stovetop.server import bodies, wire
 from stovetop.types import (
     Datum,
     EncodedTextChunk,
@@ -142,7 +142,10 @@ def _tensor(what: str, message: Any) -> TensorData:
         case "dense":
             values = _array(what, message.dense, dtype)
         case "sparse_csr":
-            return TensorData.adopt(_filled_up(what, message.sparse_csr, dtype, shape))
+            csr, index = message.sparse_csr, np.dtype("<i8")
+            rows = _array(f"{what}: crow_indices", csr.crow_indices, index)
+            columns = _array(f"{what}: col_indices", csr.col_indices, index)
+            return TensorData.adopt(_filled_up(what, _array(what, csr.values, dtype), rows, columns, shape))
         case _:
             values = np.zeros(0, dtype)
     if values.size != math.prod(shape):
@@ -150,22 +153,42 @@ def _tensor(what: str, message: Any) -> TensorData:
     return TensorData.adopt(values.reshape(shape).astype(dtype.newbyteorder("="), copy=False))
 
 
-def _filled_up(what: str, message: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """A sparse matrix as a dense one: cells that are not listed are 0."""
+def _filled_up(
+    what: str, values: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, ...], others: int = 0
+) -> np.ndarray:
+    """A sparse matrix (CSR) as a dense one: cells that are not listed are `others`."""
     if len(shape) != 2:
         raise InvalidRequest(f"{what} is sparse, so it must have two axes; its shape is: {shape}")
-    values = _array(what, message.values, dtype)
-    rows = _array(f"{what}: crow_indices", message.crow_indices, np.dtype("<i8"))
-    columns = _array(f"{what}: col_indices", message.col_indices, np.dtype("<i8"))
     counts = np.diff(rows)
     are_rows = rows.size == shape[0] + 1 and rows[0] == 0 and rows[-1] == values.size and (counts >= 0).all()
     if not are_rows or columns.size != values.size:
         raise InvalidRequest(f"{what}: the indices are not those of a sparse matrix with {values.size} values: {shape}")
     if values.size and not (columns.min() >= 0 and columns.max() < shape[1]):
         raise InvalidRequest(f"{what}: col_indices must be in 0..{shape[1] - 1}")
-    dense = np.zeros(shape, dtype.newbyteorder("="))
+    dense = np.full(shape, others, values.dtype.newbyteorder("="))
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values
     return dense
+
+
+def read_targets(targets: bodies.PromptTargets) -> TensorData:
+    """Token ids to be scored, -1 where none is named."""
+    what, shape = "target_prompt_logprobs", (targets.shape[0], targets.shape[1])
+    if math.prod(shape) > MAX_VALUES:
+        raise InvalidRequest(f"{what} may have {MAX_VALUES} cells at most; its shape is: {shape}")
+    values = _int64(what, targets.data)
+    if targets.sparse_crow_indices is not None and targets.sparse_col_indices is not None:
+        rows, columns = _int64(what, targets.sparse_crow_indices), _int64(what, targets.sparse_col_indices)
+        return TensorData.adopt(_filled_up(what, values, rows, columns, shape, others=-1))
+    if values.size != math.prod(shape):
+        raise InvalidRequest(f"{what} has {values.size} values, which do not fill its shape: {shape}")
+    return TensorData.adopt(values.reshape(shape))
+
+
+def _int64(what: str, values: Sequence[int]) -> np.ndarray:
+    try:
+        return np.array(values, np.int64)
+    except OverflowError as error:
+        raise InvalidRequest(f"{what} has a number that no token and no index has") from error
 
 
 def _array(what: str, data: bytes, dtype: np.dtype) -> np.ndarray:
@@ -215,23 +238,40 @@ def _write_record(
         batched.trailing_shape.extend(trailing)
 
 
-def write_sample(response: SampleResponse) -> bytes:
-    """A SampleResponse message. The ids of its sequences were told when it was submitted."""
+def write_sample(response: SampleResponse, targets: bodies.PromptTargets | None = None) -> bytes:
+    """A SampleResponse message. The ids of its sequences were told when it was submitted. `targets` were asked for:
+    what is told of them lies as they do."""
     message = wire.SampleResponse(prompt_cache_hit_tokens=response.prompt_cache_hit_tokens)
     for sequence in response.sequences:
         written = message.sequences.add(stop_reason=_STOP_REASON[sequence.stop_reason])
         written.tokens = np.asarray(sequence.tokens, "<i4").tobytes()
         if sequence.logprobs is not None:
             written.logprobs = np.asarray(sequence.logprobs, "<f4").tobytes()
+        if sequence.topk_logprobs is not None:
+            _write_topk(written.topk_sampled_logprobs, sequence.topk_logprobs)
     if response.prompt_logprobs is not None:
         message.prompt_logprobs = _filled(response.prompt_logprobs).tobytes()
     if response.topk_prompt_logprobs is not None:
         _write_topk(message.topk_prompt_logprobs, response.topk_prompt_logprobs)
+    if response.target_prompt_logprobs is not None and targets is not None:
+        _write_targets(message.target_prompt_logprobs, response.target_prompt_logprobs.array, targets)
     return message.SerializeToString()
 
 
 def _filled(logprobs_T: Sequence[float | None]) -> np.ndarray:
     return np.array([math.nan if each is None else each for each in logprobs_T], "<f4")
+
+
+def _write_targets(message: Any, logprobs_TK: np.ndarray, targets: bodies.PromptTargets) -> None:
+    message.dtype = _NUMBER_OF["float32"]
+    message.shape.extend(targets.shape)
+    if targets.sparse_crow_indices is None or targets.sparse_col_indices is None:
+        message.dense = logprobs_TK.astype("<f4").tobytes()
+        return
+    rows, columns = np.array(targets.sparse_crow_indices, "<i8"), np.array(targets.sparse_col_indices, "<i8")
+    listed = logprobs_TK[np.repeat(np.arange(targets.shape[0]), np.diff(rows)), columns]
+    csr = message.sparse_csr
+    csr.values, csr.crow_indices, csr.col_indices = listed.astype("<f4").tobytes(), rows.tobytes(), columns.tobytes()
 
 
 def _write_topk(message: Any, rows_T: Sequence[Sequence[tuple[int, float]] | None]) -> None:
@@ -285,6 +325,9 @@ def sample_as_json(data: bytes) -> dict[str, Any]:
             "stop_reason": reasons[sequence.stop_reason],
             "tokens": np.frombuffer(sequence.tokens, "<i4").tolist(),
             "logprobs": np.frombuffer(sequence.logprobs, "<f4").tolist() if sequence.HasField("logprobs") else None,
+            "topk_logprobs": _topk_as_json(sequence.topk_sampled_logprobs)
+            if sequence.HasField("topk_sampled_logprobs")
+            else None,
         }
         for sequence in message.sequences
     ]
@@ -293,12 +336,13 @@ def sample_as_json(data: bytes) -> dict[str, Any]:
         "type": "sample",
         "sequences": sequences,
         "prompt_logprobs": None if prompt is None else [None if math.isnan(each) else each for each in prompt],
-        "topk_prompt_logprobs": _topk_as_json(message) if message.HasField("topk_prompt_logprobs") else None,
+        "topk_prompt_logprobs": _topk_as_json(message.topk_prompt_logprobs)
+        if message.HasField("topk_prompt_logprobs")
+        else None,
     }
 
 
-def _topk_as_json(message: Any) -> list[list[tuple[int, float]] | None]:
-    topk = message.topk_prompt_logprobs
+def _topk_as_json(topk: Any) -> list[list[tuple[int, float]] | None]:
     tokens_TK = np.frombuffer(topk.token_ids, "<i4").reshape(topk.length, topk.k)
     logprobs_TK = np.frombuffer(topk.logprobs, "<f4").reshape(topk.length, topk.k)
     rows: list[list[tuple[int, float]]] = [

@@ -349,7 +349,9 @@ class Samplers:
             sampler.requests[body.seq_id] = request
             follow(self._write_down(sampler, client_number, completions.begin(place)), request.committed)
         when_done(request.finished, lambda _: completions.add(place, _completion(request)))
-        self._requests.follow(request, drawn.future(), partial(_written, len(_tokens(body))))
+        self._requests.follow(
+            request, drawn.future(), partial(_written, len(_tokens(body)), body.target_prompt_logprobs)
+        )
         return request
 
     def join(self, sampler_id: str, owner: str) -> int:
@@ -394,7 +396,7 @@ class Samplers:
 
     def _draw(self, client: SamplingClient, body: bodies.Sample) -> APIFuture[Any]:
         prompt = ModelInput.from_ints(_tokens(body))
-        params = SamplingParams(**body.sampling_params.model_dump())
+        params, targets = SamplingParams(**body.sampling_params.model_dump()), body.target_prompt_logprobs
         if self._scores_a_full_context(client, prompt, body):
             return client.compute_logprobs(prompt, body.prompt_logprobs_last_n)
         return client.sample(
@@ -403,13 +405,16 @@ class Samplers:
             params,
             include_prompt_logprobs=bool(body.prompt_logprobs),
             topk_prompt_logprobs=body.topk_prompt_logprobs,
+            topk_sample_logprobs=body.topk_sample_logprobs,
+            target_prompt_logprobs=None if targets is None else codec.read_targets(targets),
             prompt_logprobs_last_n=body.prompt_logprobs_last_n,
         )
 
     def _scores_a_full_context(self, client: SamplingClient, prompt: ModelInput, body: bodies.Sample) -> bool:
         """The SDK asks for logprobs with a sample of one token, for which a prompt may have left no room."""
         scores = body.prompt_logprobs and body.sampling_params.max_tokens == 1 and body.num_samples == 1
-        return bool(scores) and not body.topk_prompt_logprobs and prompt.length == self._context_of(client)
+        more = body.topk_prompt_logprobs or body.topk_sample_logprobs or body.target_prompt_logprobs
+        return bool(scores) and not more and prompt.length == self._context_of(client)
 
     def _context_of(self, client: SamplingClient) -> int | None:
         lengths = {
@@ -454,11 +459,13 @@ def _completion(request: Request) -> Completion:
     return Completion(request.id, None if result.form == "failed" else len(result.body))
 
 
-def _written(num_tokens_of_prompt: int, value: SampleResponse | list[float | None]) -> Outcome:
+def _written(
+    num_tokens_of_prompt: int, targets: bodies.PromptTargets | None, value: SampleResponse | list[float | None]
+) -> Outcome:
     if isinstance(value, list):  # logprobs of a prompt that fills the context: no token was drawn
         value = SampleResponse([SampledSequence("length", [], [])], prompt_logprobs=value)
     num_tokens = num_tokens_of_prompt + sum(len(sequence.tokens) for sequence in value.sequences)
-    return Outcome(Result("sample", codec.write_sample(value)), num_tokens=num_tokens)
+    return Outcome(Result("sample", codec.write_sample(value, targets)), num_tokens=num_tokens)
 
 
 def describe(row: SamplerRow) -> Mapping[str, Any]:

@@ -46,6 +46,7 @@ from stovetop.types import (
     LoraConfig,
     ModelInput,
     OptimStepResponse,
+    SampledSequence,
     SampleResponse,
     Seed,
     TensorData,
@@ -480,10 +481,16 @@ class RecordingEngine:
 
     def _sample(self, op: ops.Sample) -> SampleResponse:
         table_VV, topk = self._table_of(op), op.topk_prompt_logprobs
+        sequences = bigram.draw(table_VV, op.prompt.to_ints(), op.num_samples, op.params, self._tokenizer)
+        if op.topk_sample_logprobs > 0:
+            sequences = [_with_top(table_VV, op, sequence) for sequence in sequences]
         return SampleResponse(
-            bigram.draw(table_VV, op.prompt.to_ints(), op.num_samples, op.params, self._tokenizer),
+            sequences,
             _prompt_logprobs(table_VV, op.prompt) if op.include_prompt_logprobs else None,
             [None, *(_top(row_V, topk) for row_V in _following(table_VV, op.prompt))] if topk > 0 else None,
+            target_prompt_logprobs=None
+            if op.target_prompt_logprobs is None
+            else _named_logprobs(table_VV, op.prompt, op.target_prompt_logprobs),
         )
 
 
@@ -563,6 +570,19 @@ def _following(table_VV: Table, prompt: ModelInput) -> Table:
 def _prompt_logprobs(table_VV: Table, prompt: ModelInput) -> list[float | None]:
     rows_NV = _following(table_VV, prompt)
     return [None, *(float(row_V[token]) for row_V, token in zip(rows_NV, prompt.to_ints()[1:], strict=True))]
+
+
+def _named_logprobs(table_VV: Table, prompt: ModelInput, targets: TensorData) -> TensorData:
+    targets_TK = targets.array.astype(np.int64)
+    rows_TV = _following(table_VV, prompt)
+    logprobs_TK = np.take_along_axis(rows_TV, np.maximum(targets_TK, 0), axis=1)
+    return TensorData.from_numpy(np.where(targets_TK == -1, np.float32(0), logprobs_TK))
+
+
+def _with_top(table_VV: Table, op: ops.Sample, sequence: SampledSequence) -> SampledSequence:
+    before = [op.prompt.to_ints()[-1], *sequence.tokens[:-1]]
+    rows_TV = bigram.log_softmax(table_VV[before], op.params.temperature or 1.0).astype(np.float32)
+    return replace(sequence, topk_logprobs=[_top(row_V, op.topk_sample_logprobs) for row_V in rows_TV])
 
 
 def _top(logprobs_V: Table, count: int) -> list[tuple[int, float]]:

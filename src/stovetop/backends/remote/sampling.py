@@ -14,13 +14,20 @@ from stovetop.backends.older_names import with_older_names
 from stovetop.backends.remote.connection import Connection
 from stovetop.backends.remote.models import UNKNOWN
 from stovetop.backends.remote.refusals import error_of
-from stovetop.backends.remote.values import samples_of, sdk_input, sdk_sampling
+from stovetop.backends.remote.values import samples_of, sdk_input, sdk_sampling, sdk_tensor
 from stovetop.backends.sampling_client import last_of
 from stovetop.checks import checked, take
 from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, resolved
-from stovetop.input_checks import ModelLimits, check_model_input, check_stop, completed, fitting_memory
+from stovetop.input_checks import (
+    ModelLimits,
+    check_model_input,
+    check_prompt_targets,
+    check_stop,
+    completed,
+    fitting_memory,
+)
 from stovetop.rules import Whole
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
 from stovetop.types import SampleResponse, SamplingParams, SaveWeightsForSamplerResponse, TensorData
@@ -56,20 +63,19 @@ class RemoteSamplingClient:
         sampling_params: HowToSample,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: AtLeastNone = 0,
-        topk_sample_logprobs: int = 0,
+        topk_sample_logprobs: AtLeastNone = 0,
         target_prompt_logprobs: TensorData | None = None,
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: AtLeastNone | None = None,
     ) -> APIFuture[SampleResponse]:
         self._require_open("sample")
-        require_neutral(
-            topk_sample_logprobs=topk_sample_logprobs,
-            target_prompt_logprobs=target_prompt_logprobs,
-            prompt_alt_tokens_k=prompt_alt_tokens_k,
-        )
+        require_neutral(prompt_alt_tokens_k=prompt_alt_tokens_k)
         limits = self._limits
         check_model_input(prompt, limits, what="prompt")
         take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
+        take(Whole(0, limits.vocab_size), topk_sample_logprobs, "topk_sample_logprobs")
+        if target_prompt_logprobs is not None:
+            check_prompt_targets(target_prompt_logprobs, prompt, limits)
         check_stop(sampling_params, limits, lambda: None)  # type: ignore[arg-type]  the server has one, or refuses
         params = self._completed(sampling_params, prompt)
         sent = self._inner.sample(
@@ -78,6 +84,8 @@ class RemoteSamplingClient:
             sdk_sampling(params),
             include_prompt_logprobs,
             topk_prompt_logprobs,
+            topk_sample_logprobs,
+            None if target_prompt_logprobs is None else sdk_tensor(target_prompt_logprobs),
             prompt_logprobs_last_n=_sent_last_n(prompt_logprobs_last_n, prompt.length, include_prompt_logprobs),
         )
         return self._brought("sample", sent, lambda response: _cut(samples_of(response), prompt_logprobs_last_n))
@@ -151,4 +159,5 @@ def _cut(response: SampleResponse, last_n: int | None) -> SampleResponse:
         None if prompt is None else last_of(prompt, last_n),
         None if topk is None else last_of(topk, last_n),
         response.prompt_cache_hit_tokens,
+        response.target_prompt_logprobs,
     )

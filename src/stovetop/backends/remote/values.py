@@ -90,10 +90,16 @@ def output_of(output: sdk.ForwardBackwardOutput) -> ForwardBackwardOutput:
 def samples_of(response: sdk.SampleResponse) -> SampleResponse:
     """Of a sample."""
     sequences = [
-        SampledSequence(each.stop_reason, each.tokens, each.logprobs, each.sequence_id) for each in response.sequences
+        SampledSequence(each.stop_reason, each.tokens, each.logprobs, each.sequence_id, each.topk_logprobs)
+        for each in response.sequences
     ]
+    named = response.target_prompt_logprobs
     return SampleResponse(
-        sequences, response.prompt_logprobs, response.topk_prompt_logprobs, response.prompt_cache_hit_tokens
+        sequences,
+        response.prompt_logprobs,
+        response.topk_prompt_logprobs,
+        response.prompt_cache_hit_tokens,
+        None if named is None else TensorData.from_numpy(np.asarray(named.to_numpy())),
     )
 
 

@@ -21,7 +21,7 @@ from stovetop.engine.lora.routing import Parts, Stack, rows_by_owner, stacked_ro
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoding import Step, decoded
-from stovetop.engine.sampling.drawing import draw
+from stovetop.engine.sampling.drawing import draw, most_probable
 from stovetop.engine.sampling.halves import Failed, in_halves
 from stovetop.engine.sampling.kv_memory import Size
 from stovetop.engine.sampling.prompt import Prompt
@@ -194,20 +194,23 @@ class Batch:
     def _draw(self, sequences: Sequence[Running], hidden_SE: Tensor, parts: Parts) -> None:
         """A token for each sequence from its hidden state."""
         head = self._model.head(parts)
+        outputs_SV = head.outputs(hidden_SE)
+        tops = _tops(sequences, outputs_SV, head.logits_of)  # first, for a draw may overwrite the outputs
         params = [sequence.request.params for sequence in sequences]
         column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=hidden_SE.device)  # noqa: E731
         drawn = draw(
-            head.outputs(hidden_SE),
+            outputs_SV,
             column([p.temperature for p in params], torch.float32),
             column([p.top_k for p in params], torch.int64),
             column([p.top_p for p in params], torch.float32),
             column([sequence.next_uniform() for sequence in sequences], torch.float64),
             head.logits_of,
         )
-        found = list(zip(sequences, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), strict=True))
-        for sequence, token, logprob in found:  # nothing here can fail
+        found = list(zip(sequences, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), tops, strict=True))
+        for sequence, token, logprob, top in found:  # nothing here can fail
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
+            sequence.tops.append(top)
             sequence.uniform = None
 
     def _in_order(self) -> list[int]:
@@ -227,3 +230,19 @@ class Batch:
             if stacked is not None:
                 return [stacked]
         return rows_by_owner(owners, singles, self._model.device)
+
+
+def _tops(
+    sequences: Sequence[Running], outputs_SV: Tensor, logits_of: Callable[[Tensor], Tensor]
+) -> list[list[tuple[int, float]] | None]:
+    """The most probable tokens for each sequence that asks for some."""
+    tops: list[list[tuple[int, float]] | None] = [None] * len(sequences)
+    asking = [row for row, sequence in enumerate(sequences) if sequence.num_top > 0]
+    if asking:
+        params = [sequences[row].request.params for row in asking]
+        temperature_B = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=outputs_SV.device)
+        most = max(sequences[row].num_top for row in asking)
+        found = most_probable(outputs_SV[asking], temperature_B, most, logits_of)
+        for row, tokens_K, logprobs_K in zip(asking, found.tokens_BK.tolist(), found.logprobs_BK.tolist(), strict=True):
+            tops[row] = list(zip(tokens_K, logprobs_K, strict=True))[: sequences[row].num_top]
+    return tops

@@ -4,7 +4,7 @@
 A draw is the inverse of the cumulative distribution at one uniform number. That number is the row's own, so the rows of
 a batch never influence each other.
 
-Shapes: `B` rows, `V` vocabulary, `R` runs of `W` tokens.
+Shapes: `B` rows, `V` vocabulary, `K` the most probable, `R` runs of `W` tokens.
 """
 
 import math
@@ -34,22 +34,48 @@ def draw(
 ) -> Drawn:
     """Temperature 0 takes the most probable token, and reports its logprob at temperature 1. top_k -1 and top_p 1 are
     off. `uniform_B` is float64 in [0, 1). `logits_of` makes logits of outputs, a few rows at a time."""
-    size = len(outputs_BV)
-    if outputs_BV.device.type == "cpu":
-        size = max(1, CACHE_BYTES * torch.get_num_threads() // (4 * outputs_BV.shape[1]))
+    size = _rows_at_once(outputs_BV)
     columns = (outputs_BV, temperature_B, top_k_B, top_p_B, uniform_B)
     chunks = zip(*(column.split(size) for column in columns), strict=True)
     drawn = [_draw(logits_of(outputs), *rest) for outputs, *rest in chunks]
     return Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True)))
 
 
+class MostProbable(NamedTuple):
+    tokens_BK: Tensor  # the most probable first
+    logprobs_BK: Tensor  # as `draw` reports them
+
+
+def most_probable(
+    outputs_BV: Tensor, temperature_B: Tensor, k: int, logits_of: Callable[[Tensor], Tensor] = lambda outputs: outputs
+) -> MostProbable:
+    """What else could have been drawn from each row, whatever truncation leaves of it. `logits_of` as in `draw`."""
+    size = _rows_at_once(outputs_BV)
+    tops = [
+        _logprobs(logits_of(outputs), temperature_b).topk(k, dim=-1)
+        for outputs, temperature_b in zip(outputs_BV.split(size), temperature_B.split(size), strict=True)
+    ]
+    return MostProbable(torch.cat([top.indices for top in tops]), torch.cat([top.values for top in tops]))
+
+
+def _rows_at_once(outputs_BV: Tensor) -> int:
+    if outputs_BV.device.type == "cpu":
+        return max(1, CACHE_BYTES * torch.get_num_threads() // (4 * outputs_BV.shape[1]))
+    return max(1, len(outputs_BV))
+
+
+def _logprobs(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
+    """Of temperature 0, those at temperature 1."""
+    divisor_B = torch.where(temperature_B == 0, 1.0, temperature_B)
+    if (divisor_B != 1).any():
+        logits_BV = logits_BV / divisor_B[:, None]
+    return logits_BV.log_softmax(-1)
+
+
 def _draw(logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Drawn:
     """A pass over all logits is made only where some row needs it."""
     greedy_B = temperature_B == 0
-    divisor_B = torch.where(greedy_B, 1.0, temperature_B)
-    if (divisor_B != 1).any():
-        logits_BV = logits_BV / divisor_B[:, None]
-    logprobs_BV = logits_BV.log_softmax(-1)
+    logprobs_BV = _logprobs(logits_BV, temperature_B)
     if greedy_B.all():
         tokens_B = logprobs_BV.argmax(-1)
     else:

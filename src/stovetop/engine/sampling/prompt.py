@@ -29,6 +29,7 @@ class Prompt:
     last_hidden_E: Tensor | None = None  # of the last token, once it is computed
     logprobs: list[float | None] = field(default_factory=lambda: [None])
     top_logprobs: list[list[tuple[int, float]] | None] = field(default_factory=lambda: [None])
+    target_logprobs_TK: list[list[float]] = field(default_factory=list)  # of the tokens that were named
     turn: Turn = (0.0, 0)  # prompts have their turns in the order of these
     key: PromptKey = field(init=False)
 
@@ -46,16 +47,23 @@ class Prompt:
     @property
     def is_computed_whole(self) -> bool:
         """Nothing is taken over from others, for logprobs of all its tokens are asked for."""
-        return not self.is_again and (self.wants_logprobs or self.num_top > 0)
+        return not self.is_again and (self.wants_logprobs or self.num_top > 0 or self.targets is not None)
 
     @property
     def num_top(self) -> int:
         return self.op.topk_prompt_logprobs if isinstance(self.op, Sample) else 0
 
+    @property
+    def targets(self) -> np.ndarray | None:
+        """Token ids to be scored in place of each token but the first, (T, K); -1 is none."""
+        named = self.op.target_prompt_logprobs if isinstance(self.op, Sample) else None
+        return None if named is None else named.array
+
     def check_finite(self) -> None:
         """Of the logprobs that are asked for. Raises NotFinite."""
         top = [logprob for row in self.top_logprobs[1:] for _, logprob in row or ()]
-        if not all(logprob is None or math.isfinite(logprob) for logprob in (*self.logprobs, *top)):
+        named = [logprob for row in self.target_logprobs_TK for logprob in row]
+        if not all(logprob is None or math.isfinite(logprob) for logprob in (*self.logprobs, *top, *named)):
             raise NotFinite(self.tokens)
 
     def forget_cache(self) -> None:
@@ -66,7 +74,7 @@ class Prompt:
         """Its memory is freed, and it is computed again from its first token."""
         self.cache, self.last_hidden_E, self.num_computed = KVCache(num_layers), None, 0
         if not self.is_again:
-            self.num_reused, self.logprobs, self.top_logprobs = 0, [None], [None]
+            self.num_reused, self.logprobs, self.top_logprobs, self.target_logprobs_TK = 0, [None], [None], []
 
     @property
     def num_positions(self) -> int:

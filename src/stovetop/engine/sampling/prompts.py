@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from stovetop.engine.kernels.packing import MIN_SHARED_TOKENS, Pack
 from stovetop.engine.lora.routing import Parts, Rows, Stack, prompt_rows, rows_by_owner
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.head import pair_logprobs, top_logprobs
+from stovetop.engine.model.head import Head, pair_logprobs, top_logprobs
 from stovetop.engine.ops import Sample
 from stovetop.engine.sampling.halves import Failed, each, in_halves
 from stovetop.engine.sampling.kept import Kept, KeptPrompts
@@ -176,11 +177,12 @@ class Prompts:
             self._stack.clear()  # which may be half filled
             raise
         found = [_found(self._model, turn.prompt, piece, hidden_NE) for turn, piece in zip(turns, pieces, strict=True)]
-        for (prompt, length), (logprobs, top, last_hidden_E) in zip(turns, found, strict=True):  # nothing here can fail
+        for (prompt, length), known in zip(turns, found, strict=True):  # nothing here can fail
             prompt.num_computed += length
-            prompt.logprobs += logprobs
-            prompt.top_logprobs += top
-            prompt.last_hidden_E = last_hidden_E
+            prompt.logprobs += known.logprobs
+            prompt.top_logprobs += known.top_logprobs
+            prompt.target_logprobs_TK += known.target_logprobs_TK
+            prompt.last_hidden_E = known.last_hidden_E
 
     def _parts(
         self, owners: list[AdapterWeights | None], packed: Pack, running: Sequence[AdapterWeights] | None
@@ -247,6 +249,7 @@ class _Found(NamedTuple):
 
     logprobs: list[float | None]
     top_logprobs: list[list[tuple[int, float]] | None]
+    target_logprobs_TK: list[list[float]]
     last_hidden_E: Tensor | None
 
 
@@ -271,5 +274,19 @@ def _found(model: BaseModel, prompt: Prompt, piece: Piece, hidden_NE: Tensor) ->
     if prompt.num_top and not prompt.is_again and following:
         tokens_TK, logprobs_TK = top_logprobs(head, rows_TE, prompt.num_top)
         top += [list(zip(*row, strict=True)) for row in zip(tokens_TK.tolist(), logprobs_TK.tolist(), strict=True)]
+    named: list[list[float]] = []
+    if prompt.targets is not None and not prompt.is_again and following:
+        named += _named(head, rows_TE, prompt.targets[piece.start : piece.start + len(following)])
     is_last = piece.end == len(prompt.tokens)
-    return _Found(logprobs, top, hidden_TE[-1].clone() if is_last else None)
+    return _Found(logprobs, top, named, hidden_TE[-1].clone() if is_last else None)
+
+
+def _named(head: Head, rows_TE: Tensor, targets_TK: np.ndarray) -> list[list[float]]:
+    """Logprobs of the tokens that are named for each row; 0 for -1."""
+    logprobs_TK = np.zeros(targets_TK.shape)
+    rows_P, columns_P = np.nonzero(targets_TK != -1)  # in the order of the rows
+    if len(rows_P):
+        pairs = torch.from_numpy(rows_P), torch.from_numpy(targets_TK[rows_P, columns_P])
+        found_P = pair_logprobs(head, rows_TE, *(each.to(rows_TE.device) for each in pairs))
+        logprobs_TK[rows_P, columns_P] = found_P.tolist()
+    return logprobs_TK.tolist()

@@ -16,7 +16,7 @@ from stovetop.engine.ops import ComputeLogprobs, Finished, Sample
 from stovetop.engine.sampling.not_finite import NotFinite
 from stovetop.engine.sampling.prompt import Prompt
 from stovetop.engine.sampling.stops import Stops
-from stovetop.types import SampledSequence, SampleResponse, SamplingParams
+from stovetop.types import SampledSequence, SampleResponse, SamplingParams, TensorData
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +63,9 @@ class Request:
             prompt_logprobs=prompt.logprobs if prompt.wants_logprobs else None,
             topk_prompt_logprobs=prompt.top_logprobs if prompt.num_top else None,
             prompt_cache_hit_tokens=prompt.num_reused,
+            target_prompt_logprobs=None
+            if prompt.targets is None
+            else TensorData(np.array(prompt.target_logprobs_TK, np.float32), "float32"),
         )
         return Finished(prompt.ticket, response)
 
@@ -78,6 +81,7 @@ class Running:
     prefix: Prefix | None  # what the slot does not hold, for it is shared
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[list[tuple[int, float]] | None] = field(default_factory=list)  # in place of each token, if asked for
     uniform: float | None = None  # the random number of the next token, from when it is first asked for
 
     def next_uniform(self) -> float:
@@ -85,6 +89,12 @@ class Running:
         if self.uniform is None:
             self.uniform = self.stream.random()
         return self.uniform
+
+    @property
+    def num_top(self) -> int:
+        """The most probable tokens that are asked for in place of each."""
+        op = self.request.prompt.op
+        return op.topk_sample_logprobs if isinstance(op, Sample) else 0
 
     @property
     def start(self) -> int:
@@ -121,6 +131,7 @@ class Running:
             tokens=list(self.tokens),
             logprobs=list(self.logprobs),
             sequence_id=f"{self.request.prompt.ticket.number}:{self.index}",
+            topk_logprobs=list(self.tops) if self.num_top else None,
         )
 
 

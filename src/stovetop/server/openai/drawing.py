@@ -8,10 +8,9 @@ it is streamed or not.
 Shapes: `T` tokens of an answer, `K` alternatives.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TypeVar
 
 from stovetop.client import Tokenizer
 from stovetop.completers import sample_in_pieces
@@ -20,7 +19,6 @@ from stovetop.futures import APIFuture
 from stovetop.server.openai.bodies import BadParameter
 from stovetop.server.openai.models import Target
 from stovetop.types import (
-    EncodedTextChunk,
     ModelInput,
     SampledSequence,
     SampleResponse,
@@ -28,7 +26,6 @@ from stovetop.types import (
     StopReason,
 )
 
-Of = TypeVar("Of")
 Alternatives = Sequence[tuple[int, float]]  # (token, logprob), the most probable first
 
 
@@ -67,12 +64,11 @@ class Job:
 
     @property
     def room(self) -> int:
-        """Tokens that the context leaves for an answer. With alternatives, one is left free: they come of a further
-        call, which draws one."""
+        """Tokens that the context leaves for an answer."""
         if self.context_length is None:
             return max(1, self.params.max_tokens or 1)
         longest = max(prompt.length for prompt in self.prompts)
-        return self.context_length - longest - (1 if self.num_alternatives else 0)
+        return self.context_length - longest
 
     @property
     def _why(self) -> str:
@@ -94,6 +90,8 @@ class Choice:
         """Goes on with what was drawn further."""
         self.tokens += sequence.tokens
         self.logprobs_T += sequence.logprobs or []
+        if sequence.topk_logprobs is not None:
+            self.alternatives_TK = [*(self.alternatives_TK or []), *(row or [] for row in sequence.topk_logprobs)]
         self.stop_reason = sequence.stop_reason
 
 
@@ -121,14 +119,10 @@ def num_tokens_of(job: Job, choices: Sequence[Choice]) -> int:
 
 async def draw(job: Job) -> Drawn:
     """All answers whole. No thread is held while they are drawn; when this is cancelled, the drawing ends."""
-    responses = await _results(await in_thread(lambda: _begun(_begin, job, job.prompts)))
+    responses = await _results(await in_thread(lambda: _begun(job)))
     choices = [_choice(index, each) for index, response in enumerate(responses) for each in response.sequences]
     if job.draws_none:
         choices = [Choice(choice.prompt) for choice in choices]
-    elif job.num_alternatives:
-        scored = await _results(await in_thread(lambda: _begun(_score, job, choices)))
-        for choice, response in zip(choices, scored, strict=True):
-            _add_alternatives(job, choice, response)
     return Drawn(
         choices,
         [_scored_prompt(job, response) for response in responses],
@@ -136,14 +130,12 @@ async def draw(job: Job) -> Drawn:
     )
 
 
-def _begun(
-    begin: Callable[[Job, Of], APIFuture[SampleResponse]], job: Job, items: Sequence[Of]
-) -> list[APIFuture[SampleResponse]]:
-    """A call for each, or none."""
+def _begun(job: Job) -> list[APIFuture[SampleResponse]]:
+    """A call for each prompt, or none."""
     calls: list[APIFuture[SampleResponse]] = []
     try:
-        for item in items:
-            calls.append(begin(job, item))
+        for prompt in job.prompts:
+            calls.append(_begin(job, prompt))
     except BaseException:
         for call in calls:
             call.cancel()
@@ -161,14 +153,13 @@ async def _results(calls: Sequence[APIFuture[SampleResponse]]) -> list[SampleRes
 
 
 def _begin(job: Job, prompt: ModelInput) -> APIFuture[SampleResponse]:
-    params = job.params
-    if params.max_tokens is None and job.num_alternatives:
-        params = replace(params, max_tokens=job.room)
-    num_samples = 1 if job.draws_none else job.num_choices
-    if not job.scores_prompts:
-        return job.target.client.sample(prompt, num_samples, params)
     return job.target.client.sample(
-        prompt, num_samples, params, include_prompt_logprobs=True, topk_prompt_logprobs=job.num_alternatives
+        prompt,
+        1 if job.draws_none else job.num_choices,
+        job.params,
+        include_prompt_logprobs=job.scores_prompts,
+        topk_prompt_logprobs=job.num_alternatives if job.scores_prompts else 0,
+        topk_sample_logprobs=0 if job.draws_none else job.num_alternatives,
     )
 
 
@@ -182,41 +173,6 @@ def _scored_prompt(job: Job, response: SampleResponse) -> ScoredPrompt | None:
     if not job.scores_prompts or response.prompt_logprobs is None:
         return None
     return ScoredPrompt(list(response.prompt_logprobs), list(response.topk_prompt_logprobs or []) or None)
-
-
-# ---- the most probable tokens besides ------------------------------------------------------------------------------
-
-
-def _score(job: Job, choice: Choice) -> APIFuture[SampleResponse]:
-    """The sampler tells no alternatives, so an answer is read once more, as a prompt."""
-    return job.target.client.sample(
-        job.prompts[choice.prompt].append(EncodedTextChunk(choice.tokens)),
-        1,
-        SamplingParams(max_tokens=1, temperature=0.0),
-        include_prompt_logprobs=True,
-        topk_prompt_logprobs=job.num_alternatives,
-        prompt_logprobs_last_n=len(choice.tokens),
-    )
-
-
-def _add_alternatives(job: Job, choice: Choice, response: SampleResponse) -> None:
-    assert response.prompt_logprobs is not None, "they were asked for"
-    assert response.topk_prompt_logprobs is not None, "so were these"
-    num_tokens = len(choice.tokens)
-    scored_T, rows_TK = response.prompt_logprobs[-num_tokens:], response.topk_prompt_logprobs[-num_tokens:]
-    choice.alternatives_TK = [
-        _at_temperature(row or [], scored or 0.0, drawn, job.params.temperature)
-        for row, scored, drawn in zip(rows_TK, scored_T, choice.logprobs_T, strict=True)
-    ]
-
-
-def _at_temperature(row_K: Alternatives, scored: float, drawn: float, temperature: float) -> Alternatives:
-    """A prompt is scored at temperature 1. At another one, log p_t(x) = log p_1(x) / t - log z: the token that was
-    drawn has both, `scored` and `drawn`, and so gives log z."""
-    if temperature in (0.0, 1.0):
-        return row_K
-    log_z = scored / temperature - drawn
-    return [(token, logprob / temperature - log_z) for token, logprob in row_K]
 
 
 # ---- in pieces -----------------------------------------------------------------------------------------------------
