@@ -38,8 +38,9 @@ def command(server: Running, *words: str) -> str:
 def status_of(url: str) -> int:
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(url)
-    assert "detail" in json.loads(refused.value.read())
-    return refused.value.code
+    with refused.value as answer:
+        assert "detail" in json.loads(answer.read())
+        return answer.code
 
 
 def with_query(url: str, **changes: str) -> str:
@@ -126,6 +127,13 @@ def test_item_54_the_tinker_command_lists_and_changes(server: Running, sdk: tink
         command(server, "checkpoint", *words)
     command(server, "checkpoint", "delete", path, "-y")
     assert path not in command(server, "checkpoint", "list")
+
+
+def test_item_54_who_a_key_belongs_to_the_sdk_asks_of_jwt_alone(server: Running) -> None:
+    with pytest.raises(RuntimeError, match="JWT"):
+        server.rest().whoami().result()
+    with server.http() as http:
+        assert http.post("auth/token", json={}).status_code == 404
 
 
 @pytest.mark.slow

@@ -10,6 +10,13 @@ from typing import Any
 import pytest
 import tinker
 from running import MODELS, Running, logprobs, made, open_recording, running, train
+from tinker.types import (
+    AccessibleSearchOwner,
+    ActiveSessionStatusQuery,
+    ClientFinishedSessionStatusQuery,
+    FailedSessionStatusQuery,
+    SessionSearchRequest,
+)
 
 from stovetop.errors import AuthenticationError
 
@@ -242,6 +249,74 @@ def test_item_51_sessions_and_samplers(alone: Running) -> None:
             rest.get_session("sess-0").result()
 
 
+@pytest.mark.filterwarnings("ignore:RestClient.search_sessions is experimental")
+def test_item_51_sessions_are_searched_in_parts_the_newest_first(alone: Running) -> None:
+    def found(**asked: Any) -> list[str]:
+        page = rest.search_sessions(SessionSearchRequest(**asked)).result()
+        return [names[each.session_id] for each in page.sessions]
+
+    rest = alone.rest()
+    with alone.http() as http:
+        bodies = [
+            {"display_name": "Nightly run", "user_metadata": {"a": "1"}, "project_id": "mine"},
+            {"display_name": "nightly other", "user_metadata": {"a": "2", "b": "3"}},
+            {"user_metadata": {"n": 3}},
+        ]
+        ids = [http.post("create_session", json=body).json()["session_id"] for body in bodies]
+        names = dict(zip(ids, ("first", "second", "third"), strict=True))
+        http.post(f"sessions/{ids[1]}/finish", json={"reason": {"type": "errored"}, "detail": "why"})
+    assert found() == found(owner=AccessibleSearchOwner()) == ["third", "second", "first"]
+    assert found(display_name="RUN nightly") == ["first"]
+    assert found(display_name="nightly", session_id=ids[2]) == ["third", "second", "first"]
+    assert found(session_id=ids[0]) == found(project_ids=["mine"]) == found(user_metadata={"a": "1"}) == ["first"]
+    assert found(user_metadata={"n": "3"}) == ["third"]
+    assert found(statuses=[ActiveSessionStatusQuery()]) == ["third", "first"]
+    errored = ClientFinishedSessionStatusQuery(reasons=["errored"])
+    assert found(statuses=[errored, FailedSessionStatusQuery()]) == ["second"]
+    assert found(statuses=[ClientFinishedSessionStatusQuery(reasons=["success"])]) == []
+    request, pages = SessionSearchRequest(limit=2), []
+    while True:
+        page = rest.search_sessions(request).result()
+        pages.append([names[each.session_id] for each in page.sessions])
+        if page.next_cursor is None:
+            break
+        request = request.model_copy(update={"cursor": page.next_cursor})
+    assert pages == [["third", "second"], ["first"]]
+
+
+@pytest.mark.filterwarnings("ignore:RestClient.search_sessions is experimental")
+def test_item_51_a_session_found_says_how_it_ended_and_what_it_saved(alone: Running) -> None:
+    rest = alone.rest()
+    with alone.sdk(user_metadata={"a": "ü"}, project_id="before") as sdk:
+        client = made(sdk)
+        client.save_state("kept").result()
+        session_id = client.model_id.partition(":")[0]
+        rest.assign_session_project(session_id, "after").result()
+        (running,) = rest.search_sessions(SessionSearchRequest(project_ids=["after"])).result().sessions
+        assert (running.checkpoints_count, running.owner, running.user_metadata) == (1, "local", {"a": "ü"})
+        assert (running.checkpoint_storage_bytes or 0) > 0
+        assert running.status is not None
+        assert running.status.type == "active"
+        assert [run.training_run_id for run in rest.list_training_runs(project_id="after").result().training_runs] == [
+            client.model_id
+        ]
+        assert rest.list_training_runs(project_id="before").result().training_runs == []
+        with pytest.raises(tinker.NotFoundError, match="no session of this id"):
+            rest.assign_session_project("sess-0", "after").result()
+    (over,) = rest.search_sessions(SessionSearchRequest()).result().sessions
+    assert over.status is not None
+    assert over.status.type == "client_finished"
+    assert over.status.reason.type == "success"
+
+
+def test_item_51_others_find_nothing(shared: Running) -> None:
+    with shared.http("tml-alice") as alice, shared.http("tml-bob") as bob:
+        session_id = alice.post("create_session", json={}).json()["session_id"]
+        assert bob.post("sessions/search", json={"session_id": session_id}).json() == {"sessions": []}
+        assert bob.put(f"sessions/{session_id}/project", json={"project_id": "p"}).status_code == 404
+        assert alice.post("sessions/search", json={"owner": {"type": "user", "owner_urns": ["x"]}}).status_code == 400
+
+
 def test_item_42_after_a_restart_all_is_listed_as_before(tmp_path: Path) -> None:
     def listed(rest: tinker.RestClient) -> list[Any]:
         (session,) = rest.list_sessions().result().sessions
@@ -309,7 +384,7 @@ def test_no_path_is_made_of_what_a_client_sends(alone: Running) -> None:
 
 def test_item_63_what_is_not_there_is_answered_with_json(server: Running) -> None:
     with server.http() as http:
-        for method, path in (("GET", "audit"), ("POST", "sessions/search"), ("PUT", "sessions/s/project")):
+        for method, path in (("GET", "audit"), ("GET", "sessions/s/trace_export"), ("GET", "billing/usage/events")):
             answer = http.request(method, path)
             assert answer.status_code in (404, 405)
             assert "this server has no" in answer.json()["detail"]

@@ -187,6 +187,31 @@ def test_item_35_and_63_what_cannot_be_accepted_is_answered_with_json(
     assert answer.json()["detail"]
 
 
+def test_item_63_what_administrators_of_the_hosted_service_ask_is_not_here(server: Running) -> None:
+    admin = tinker.AdminClient(base_url=server.url, api_key="tml-test")
+    asked = admin.get_current_checkpoint_storage_usage()
+    with pytest.raises(tinker.NotFoundError, match="this server has no GET"):
+        asked.result()
+
+
+def test_item_61_an_optimizer_and_a_loss_that_are_not_here_are_refused_by_name(
+    server: Running, sdk: tinker.ServiceClient
+) -> None:
+    with pytest.raises(tinker.BadRequestError, match="type: Input should be 'adamw'"):
+        sdk.create_lora_training_client(MODELS[0], optimizer=types.DimuonOptimizerConfig()).result()
+    with server.http() as http:
+        answer = http.post("create_custom_loss", json={})
+    assert answer.status_code == 404
+    assert "this server has no POST" in answer.json()["detail"]
+
+
+def test_item_56_training_data_in_json_is_refused_with_the_version_to_take(server: Running) -> None:
+    with server.http() as http:
+        answer = http.post("forward_backward", json={"model_id": "m", "forward_backward_input": {}})
+    assert answer.status_code == 400
+    assert "as the SDK sends it since 0.25" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b'{"model_id": NaN}', b'{"seq_id": 1e999}'])
 def test_item_35_bodies_that_are_no_json_are_refused(server: Running, data: bytes) -> None:
     with server.http() as http:

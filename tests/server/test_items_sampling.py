@@ -7,7 +7,7 @@ import httpx
 import pytest
 import tinker
 import torch
-from running import MODELS, Running
+from running import MODELS, Running, made
 from tinker import types
 
 PROMPT = types.ModelInput.from_ints([5, 17, 42])
@@ -170,7 +170,6 @@ def test_item_43_seq_ids_of_63_bits_and_a_sampler_in_another_process(
     [
         ("topk_sample_logprobs", -1),
         ("topk_sample_logprobs", 10**6),
-        ("prompt_alt_tokens_k", 1),
         ("record_stability_info", True),
         ("num_samples", 100_000),
         ("prompt", {"chunks": [{"type": "image", "data": "AAAA", "format": "png"}]}),
@@ -183,6 +182,18 @@ def test_item_60_what_is_not_offered_is_refused_by_name(server: Running, field: 
     assert answer.status_code == 400
     name = "temperature" if field == "sampling_params" else field
     assert name in answer.json()["detail"]
+
+
+def test_item_59_alternatives_that_are_drawn_for_a_prompt_are_refused(sampler: tinker.SamplingClient) -> None:
+    with pytest.raises(tinker.BadRequestError, match="prompt_alt_tokens_k: Input should be 0"):
+        sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1), prompt_alt_tokens_k=2).result()
+
+
+def test_item_58_weights_in_flight_are_refused(sdk: tinker.ServiceClient) -> None:
+    client = made(sdk)
+    with pytest.raises(tinker.BadRequestError, match="kind: Input should be 'snapshot'"):
+        client.save_weights_and_get_sampling_client(kind="inflight").result()
+    assert client.save_weights_and_get_sampling_client().result().compute_logprobs(PROMPT).result()
 
 
 def test_item_61_stability_info_is_refused_with_the_losses_to_pass_instead(server: Running) -> None:

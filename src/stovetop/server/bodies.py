@@ -9,7 +9,16 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from stovetop.client import AccessScope
 from stovetop.errors import InvalidRequest
@@ -87,8 +96,11 @@ class Heartbeat(Body):
     session_id: Id
 
 
+FinishType = Literal["success", "errored", "interrupted"]
+
+
 class FinishReason(Body):
-    type: Literal["success", "errored", "interrupted"]
+    type: FinishType
 
 
 class FinishSession(Body):
@@ -304,6 +316,41 @@ class Listed(Body):
 class ListedRuns(Listed):
     limit: Annotated[int, Field(ge=0, le=LONGEST_PAGE)] = 20
     project_id: str | None = None
+
+
+class SearchOwner(Body):
+    """`accessible` is what is owned, as in lists; other owners cannot be named."""
+
+    type: Literal["own", "accessible"] = "own"
+
+
+class StatusQuery(Body):
+    """No session of this server is cancelled or failed: those match none."""
+
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: Annotated[list[FinishType], Field(min_length=1)] | None = None  # of a client that has finished; None: any
+
+
+class SearchCursor(Body):
+    last_created_at: AwareDatetime
+    last_session_id: Id
+
+
+class SearchSessions(Body):
+    """What is given must hold; of session_id and display_name, one of both."""
+
+    session_id: Id | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    display_name: Annotated[str, Field(min_length=1)] | None = None
+    owner: SearchOwner = SearchOwner()
+    statuses: Annotated[list[StatusQuery], Field(min_length=1)] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    cursor: SearchCursor | None = None
+
+
+class AssignProject(Body):
+    project_id: Id
 
 
 class SetTtl(Body):

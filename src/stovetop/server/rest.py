@@ -22,7 +22,7 @@ from stovetop.server.program import Program
 from stovetop.server.programs import model_id_of
 from stovetop.server.protocol import Answer, Asked, Served, as_json, until_committed
 from stovetop.server.recovery import Parts
-from stovetop.server.rows import CheckpointRow, ModelRow
+from stovetop.server.rows import CheckpointRow, ModelRow, SessionRow
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
@@ -241,6 +241,75 @@ async def get_session(parts: Parts, asked: Asked) -> Answer:
     )
 
 
+async def assign_session_project(parts: Parts, asked: Asked) -> Answer:
+    project_id = asked.read(bodies.AssignProject).project_id
+    await until_committed(parts.sessions.assign(asked.path["session_id"], project_id, asked.owner))
+    return as_json({})
+
+
+async def search_sessions(parts: Parts, asked: Asked) -> Answer:
+    """The newest first. A cursor names the last session of the page before."""
+    body = asked.read(bodies.SearchSessions)
+    before = body.cursor and (body.cursor.last_created_at, body.cursor.last_session_id)
+    found = [
+        row
+        for row in parts.sessions.owned(asked.owner)
+        if (before is None or (_moment(row.created_s), row.id) < before) and _matches(parts, row, body)
+    ]
+    page = found[: body.limit]
+    answer: dict[str, Any] = {"sessions": [_summary(parts, row) for row in page]}
+    if len(found) > len(page):
+        last = page[-1]
+        answer["next_cursor"] = {"last_created_at": _time(last.created_s), "last_session_id": last.id}
+    return as_json(answer)
+
+
+def _matches(parts: Parts, row: SessionRow, body: bodies.SearchSessions) -> bool:
+    session = json.loads(row.body)
+    name, words = (session["display_name"] or "").casefold(), (body.display_name or "").casefold().split()
+    is_named = [body.session_id == row.id] if body.session_id is not None else []
+    if body.display_name is not None:
+        is_named.append(all(word in name for word in words))
+    metadata = _texts(parts.sessions.metadata_of(row))
+    return (
+        (not is_named or any(is_named))
+        and (body.project_ids is None or session["project_id"] in body.project_ids)
+        and body.user_metadata.items() <= metadata.items()
+        and (body.statuses is None or any(_has_status(parts, row, status) for status in body.statuses))
+    )
+
+
+def _has_status(parts: Parts, row: SessionRow, asked: bodies.StatusQuery) -> bool:
+    status = _status(parts, row)
+    if status is None or status["type"] != asked.type:
+        return False
+    return asked.reasons is None or asked.type != "client_finished" or status["reason"]["type"] in asked.reasons
+
+
+def _status(parts: Parts, row: SessionRow) -> dict[str, Any] | None:
+    """None of one that has not finished and is silent."""
+    if row.finished is not None:
+        return {"type": "client_finished", **json.loads(row.finished)}
+    return {"type": "active"} if parts.sessions.is_alive(row.id) else None
+
+
+def _summary(parts: Parts, row: SessionRow) -> dict[str, Any]:
+    session = json.loads(row.body)
+    models = {program.model.id for program in parts.programs.of_session(row.id)}
+    saved = [each for each in parts.checkpoints.owned(row.owner) if each.model_id in models]
+    return {
+        "session_id": row.id,
+        "created_at": _time(row.created_s),
+        "owner": row.owner,
+        "project_id": session["project_id"] or "",
+        "status": _status(parts, row),
+        "checkpoints_count": len(saved),
+        "checkpoint_storage_bytes": sum(each.size_bytes for each in saved),
+        "display_name": session["display_name"],
+        "user_metadata": _texts(parts.sessions.metadata_of(row)),
+    }
+
+
 # ---- lists -----------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +322,11 @@ def _cursor(page: bodies.Listed, num_all: int) -> dict[str, int]:
 
 
 def _time(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).isoformat()
+    return _moment(time_s).isoformat()
+
+
+def _moment(time_s: float) -> datetime:
+    return datetime.fromtimestamp(time_s, UTC)
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -284,4 +357,6 @@ REST = [
     Served("POST", "copy_weights", copy_weights),
     Served("GET", "sessions", list_sessions),
     Served("GET", "sessions/{session_id}", get_session),
+    Served("PUT", "sessions/{session_id}/project", assign_session_project),
+    Served("POST", "sessions/search", search_sessions),
 ]

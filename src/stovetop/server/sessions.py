@@ -85,6 +85,14 @@ class Sessions:
                 row = self._rows[session_id] = replace(row, finished=body.model_dump_json())
             return self._journal.put(put(row))
 
+    def assign(self, session_id: str, project_id: str, owner: str) -> "Future[None]":
+        """It belongs to this project from now on."""
+        with self._lock:
+            row = self.find(session_id, owner)
+            body = json.dumps({**json.loads(row.body), "project_id": project_id})
+            row = self._rows[session_id] = replace(row, body=body)
+            return self._journal.put(put(row))
+
     def metadata_of(self, row: SessionRow) -> dict[str, Any]:
         """What the user said of the whole session."""
         return json.loads(row.body).get("user_metadata") or {}

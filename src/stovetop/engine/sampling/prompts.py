@@ -286,7 +286,7 @@ def _named(head: Head, rows_TE: Tensor, targets_TK: np.ndarray) -> list[list[flo
     logprobs_TK = np.zeros(targets_TK.shape)
     rows_P, columns_P = np.nonzero(targets_TK != -1)  # in the order of the rows
     if len(rows_P):
-        pairs = torch.from_numpy(rows_P), torch.from_numpy(targets_TK[rows_P, columns_P])
-        found_P = pair_logprobs(head, rows_TE, *(each.to(rows_TE.device) for each in pairs))
+        tokens_P, device = torch.from_numpy(targets_TK[rows_P, columns_P]), rows_TE.device
+        found_P = pair_logprobs(head, rows_TE, torch.from_numpy(rows_P).to(device), tokens_P.to(device))
         logprobs_TK[rows_P, columns_P] = found_P.tolist()
-    return logprobs_TK.tolist()
+    return [row_K.tolist() for row_K in logprobs_TK]
