@@ -50,7 +50,9 @@ class Saying:
     _num_begun: int = 0
     _left: list[int] = field(default_factory=list[int])
 
-    def sample(self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams) -> APIFuture[Any]:
+    def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, **_: object
+    ) -> APIFuture[Any]:
         time.sleep(self.delay_s)
         self.num_pieces += 1
         if not self._left:
@@ -76,7 +78,7 @@ class Silent:
     begun: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
-    def sample(self, *_: object) -> APIFuture[Any]:
+    def sample(self, *_: object, **__: object) -> APIFuture[Any]:
         self.begun.set()
         return APIFuture(pending(), self.cancelled.set)
 
