@@ -126,12 +126,12 @@ def check_prompt_targets(targets: TensorData, prompt: ModelInput, limits: ModelL
     if targets.dtype != "int64" or targets.array.ndim != 2 or targets.shape[0] != num_rows:
         raise InvalidRequest(
             f"{what} must be int64 of shape ({num_rows}, K), for row i names what is scored in place of the prompt's "
-            f"token i + 1; it is {targets.dtype} of shape: {tuple(targets.shape)}"
+            f"token i + 1; it is {targets.dtype} of shape {tuple(targets.shape)}: {shown(targets)}"
         )
     if targets.shape[1] > limits.vocab_size or not (targets.array != -1).any():
         raise InvalidRequest(
-            f"{what} must name a token, and {limits.vocab_size} for each position at most; -1 names none; its shape "
-            f"is: {tuple(targets.shape)}"
+            f"{what} must name a token, and {limits.vocab_size} for each position at most; -1 names none: "
+            f"{shown(targets)}"
         )
     check_token_ids(np.where(targets.array == -1, 0, targets.array), limits, what=what)
 

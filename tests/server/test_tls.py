@@ -42,7 +42,7 @@ def make_certificates(folder: Path) -> None:
         "req -newkey rsa:2048 -nodes -keyout gpu.key -out gpu.csr -subj /CN=localhost",
         "x509 -req -in gpu.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out gpu.pem -days 2 -extfile names.txt",
     ):
-        subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
+        subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True, timeout=60)
 
 
 def free_port() -> int:
