@@ -1,6 +1,7 @@
 """`chat_template` with templates of every kind that models are published with: each written here as short as it gets,
 and those that the trl package collects."""
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -274,7 +275,13 @@ def test_all_published_templates_but_these_can_be_used(name: str) -> None:
     assert published(name).is_usable == (name not in UNUSABLE)
 
 
-@pytest.mark.parametrize("name", sorted(set(PUBLISHED) - UNUSABLE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if re.search(r"_v\d$", name) else [])  # a version of another
+        for name in sorted(set(PUBLISHED) - UNUSABLE)
+    ],
+)
 def test_chats_are_written_as_the_published_template_writes_them(name: str) -> None:
     """What transformers makes of them, token for token, but for a stop that the template leaves out at the end; and
     what was trained is what was said."""
