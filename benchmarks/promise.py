@@ -50,7 +50,9 @@ COUNTS: dict[str, Count] = {
     "kills-served": Count(
         "kill -9 of `stovetop serve`: of four one of the parent", "kills:run_supervised", (MODEL,), "kills", 20
     ),
-    "kills-fast": Count("kill -9, the fake, clients that ask at once", "kills:run_wire", ("recording",), "kills", 300),
+    "kills-fast": Count(
+        "kill -9, the fake, clients that ask at once", "kills:run_wire", ("slow recording",), "kills", 300
+    ),
     "kills-fast-local": Count("the same, a transformer", "kills:run_wire", (MODEL,), "kills", 200),
     "proxy": Count("requests through a proxy, one in ten wrong", "proxy:run", ("recording",), "requests", 10_000),
     "journal-calls": Count(

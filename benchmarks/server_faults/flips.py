@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 
 from server_faults.servers import Forked, is_serving
-from server_faults.wire import Json, Wire, program, still_known, wire
+from server_faults.wire import Json, Refused, Wire, program, still_known, wire
 
-NUM_FLIPS = 50  # in a part
+NUM_FLIPS = 25  # in a part
 NAMES = ("damaged", "use an earlier one", "cannot be brought back", "are gone")  # one is in every refusal of a request
 
 
@@ -65,7 +65,7 @@ def _found(storage: Path, session: str, futures: dict[str, Json], seen: Json) ->
             client.session = session
             if unknown := still_known(client, futures):
                 return unknown[0]
-            return _used(client, seen)
+            return _used(client, seen, storage)
     finally:
         if server.is_alive:
             server.end(signal.SIGKILL)
@@ -77,7 +77,7 @@ def _told(storage: Path) -> str:
     return "refused" if last.startswith("stovetop.") else f"it does not start: {last[:300]}"
 
 
-def _used(client: Wire, seen: Json) -> str:
+def _used(client: Wire, seen: Json, place: Path) -> str:
     """What was sampled and saved before is used: the same comes of it, or a refusal by name."""
     refusals: list[str] = []
     for number in range(2):
@@ -96,10 +96,13 @@ def _used(client: Wire, seen: Json) -> str:
         if "error" in made or answer.status_code != 200:
             refusals.append(json.dumps(made))
     for model in range(3):
-        learnt = client.result(client.learn(f"{client.session}:train:{model}", 500, [1, 2, 3]))
-        if "error" in learnt:
-            refusals.append(json.dumps(learnt))
-    unnamed = [told for told in refusals if not any(name in told for name in NAMES)]
+        try:
+            learnt = client.result(client.learn(f"{client.session}:train:{model}", 500, [1, 2, 3]))
+        except Refused as error:
+            refusals.append(str(error))
+        else:
+            refusals += [json.dumps(learnt)] if "error" in learnt else []
+    unnamed = [told for told in refusals if not any(name in told for name in NAMES) or str(place) in told]
     return unnamed[0][:300] if unnamed else "refused" if refusals else "harmless"
 
 

@@ -18,8 +18,8 @@ from server_faults.wire import Wire, program
 
 NUM_TENANTS = 3
 NUM_STEPS = 20  # of each
-NUM_ROUNDS = 6  # of each client of its own
-SHORT_S = 0.1  # from a commit to the kill
+NUM_ROUNDS = 2  # of each client of its own
+SHORT_S = 0.015  # from a commit to the kill
 STARTING_S = 0.2
 LIMIT_S = 600.0  # for a run
 LONGEST_S = 0.4  # of work after a start
@@ -124,7 +124,8 @@ def _wires(url: str) -> list[tuple[int, Wire]]:
 
 
 def _commits(server: Process, asked: "Sequence[Future[Any]]") -> bool:
-    """Waits for a commit. False where all is done before."""
+    """Waits for a commit of a server that serves, and not of its replay. False where all is done before."""
+    wait_until_serving(server.url)
     wal = server.storage / "journal.sqlite-wal"
     before = _size(wal)
     while _size(wal) == before:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from server_faults.disk_calls import WritesDown, preloaded
 from server_faults.servers import Forked
 from server_faults.tenants import differences
-from server_faults.wire import Json, Unanswered, Wire, program, still_known, wire
+from server_faults.wire import Json, Refused, Unanswered, Wire, program, still_known, wire
 
-NUM_POINTS = 50  # in a part
+NUM_POINTS = 15  # in a part
 SECTOR = 512
 
 
@@ -222,7 +222,7 @@ def _faults(storage: Path, before: Wire, point: int, seen: Json) -> list[str]:
                 if answer.status_code != 200:
                     faults.append(f"{name} was accepted: {answer.status_code} {answer.text[:200]}")
             return faults or differences(seen, program(client, num_rounds=2))
-    except (Unanswered, AssertionError) as error:
+    except (Unanswered, Refused, AssertionError) as error:
         return [f"{error!r}; {storage.with_suffix('.log').read_text()[-300:]}"]
     finally:
         if server.is_alive:

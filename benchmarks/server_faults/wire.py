@@ -22,6 +22,10 @@ class Unanswered(Exception):
     """No answer came in `LIMIT_S`, or `give_up` said so."""
 
 
+class Refused(Exception):
+    """The server's answer is that it does not do this."""
+
+
 @dataclass
 class Wire:
     """Asks until it is answered."""
@@ -56,7 +60,8 @@ class Wire:
 
     def post(self, path: str, body: Json) -> Json:
         answer = self.ask("POST", path, json=body)
-        assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
+        if answer.status_code != 200:
+            raise Refused(f"{path}: {answer.status_code} {answer.text}")
         return self._noted(answer.json())
 
     def _noted(self, answer: Json) -> Json:
@@ -104,7 +109,8 @@ class Wire:
         target.shape.append(num)
         weights.shape.append(num)
         answer = self.ask("POST", "forward_backward", content=message.SerializeToString())
-        assert answer.status_code == 200, answer.text
+        if answer.status_code != 200:
+            raise Refused(f"forward_backward: {answer.status_code} {answer.text}")
         return self._noted(answer.json())
 
     def step(self, model: str, seq_id: int) -> Json:

@@ -14,6 +14,7 @@ from stovetop.backends import local, recording
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.server.ports import listen
+from stovetop.server.rows import SamplerRow
 from stovetop.server.serve import Server, ServerOptions
 
 PROMPT = types.ModelInput.from_ints([5, 17, 42])
@@ -223,7 +224,28 @@ def test_a_model_whose_replay_reads_what_is_damaged_is_refused_by_name_and_other
                 for each in (broken, whole)
             ]
     assert [answer.status_code for answer in answers] == [400, 200]
-    assert "cannot be brought back" in answers[0].json()["detail"]
+    detail = answers[0].json()["detail"]
+    assert "cannot be brought back" in detail
+    assert str(image) not in detail
+
+
+def test_a_sampler_whose_weights_are_damaged_is_refused_by_the_name_that_its_client_knows(tmp_path: Path) -> None:
+    with running(tmp_path) as first:
+        sdk = first.sdk()
+        path = made(sdk).save_weights_for_sampler("kept").result().path
+        sampler = sdk.create_sampling_client(path).result()
+        sampler.compute_logprobs(PROMPT).result()
+        (sampler_id,) = (row.id for row in first.parts.journal.rows(SamplerRow) if row.model_path == path)
+    (file,) = tmp_path.glob("checkpoints/*/sampler_weights/kept.*/adapter.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    body = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "sampling_params": {"max_tokens": 4}}
+    with running(tmp_path) as second, second.http() as http:
+        answer = http.post("asample", json={**body, "sampling_session_id": sampler_id, "seq_id": 0})
+    assert answer.status_code == 400
+    assert path in answer.json()["detail"]
+    assert str(tmp_path) not in answer.json()["detail"]
 
 
 def test_a_request_that_was_answered_is_not_failed_by_ends_of_the_server(killed: Killed) -> None:

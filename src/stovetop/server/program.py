@@ -286,7 +286,7 @@ class Program:
     def _not_brought_back(self, reason: object) -> NotBroughtBack:
         return NotBroughtBack(
             f"this model cannot be brought back; make another one from what it has saved, or put back a copy of the "
-            f"server's folder: {self.model.id!r}: {reason}"
+            f"server's folder: {self.model.id!r}: {str(reason).replace(f'{self._shared.folders.storage}/', '')}"
         )
 
     def _done_again(self, live: Live, n: int, verb: Verb, request: Request, result: Result | None) -> Outcome:

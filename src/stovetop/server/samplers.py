@@ -143,7 +143,7 @@ class Samplers:
             row, client = self._opened(sampler_id, body, owner)
             sampler = self._by_id[sampler_id] = Sampler(row, self._opener(row), client, pending())
         try:
-            client.result()
+            self._client(sampler)
         except BaseException as error:
             with self._lock:
                 self._by_id.pop(sampler_id, None)
@@ -197,7 +197,16 @@ class Samplers:
 
     def client_of(self, sampler_id: str, owner: str) -> SamplingClient:
         """What a session of this owner samples with. Waits for its weights where they are still read."""
-        return self._find(sampler_id, owner).opened()
+        return self._client(self._find(sampler_id, owner))
+
+    def _client(self, sampler: Sampler) -> SamplingClient:
+        try:
+            return sampler.opened()
+        except StovetopError as error:  # clients know what is damaged by its path, if it has one
+            place = str(self._folders.at(sampler.row.folder or ""))
+            if place not in str(error):
+                raise
+            raise InvalidRequest(str(error).replace(place, sampler.row.model_path or sampler.row.id)) from error
 
     def open_folder(self, folder: str) -> ClientFuture[SamplingClient]:
         """A client of what is saved there, which belongs to no session."""
@@ -326,7 +335,7 @@ class Samplers:
     def sample(self, body: bodies.Sample, digest: bytes, owner: str) -> Request:
         """Begins to draw. The same seq_id is the same request. Waits for the weights where they are still read."""
         sampler = self._find(body.sampling_session_id, owner)
-        client = sampler.opened()
+        client = self._client(sampler)
         with sampler.lock:
             known = sampler.requests.get(body.seq_id)
             if known is not None:
