@@ -22,7 +22,8 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def openai(server: Running, key: str = KEY) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30)
+    client = OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30)
+    return server.clients.enter_context(client)
 
 
 def raw(server: Running, key: str = KEY) -> httpx.Client:

@@ -4,8 +4,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Running:
     url: str
     storage: Path
     server: Server
+    clients: ExitStack = field(default_factory=ExitStack)  # those that have no end of their own end before it
 
     def sdk(self, **more: Any) -> tinker.ServiceClient:
         """The official client."""
@@ -108,7 +109,8 @@ def running(
         while server.doors.parts is None and not failures and time.monotonic() < give_up_s:
             time.sleep(0.005)
         if not failures:
-            yield Running(f"http://127.0.0.1:{listening.getsockname()[1]}", storage.resolve(), server)
+            with ExitStack() as clients:
+                yield Running(f"http://127.0.0.1:{listening.getsockname()[1]}", storage.resolve(), server, clients)
     finally:
         server.stop()
         thread.join(30)
