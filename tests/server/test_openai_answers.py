@@ -277,4 +277,4 @@ def test_an_answer_over_the_limits_of_its_key_is_refused_until_there_is_room(tmp
         if stream:
             assert list(answer)
         assert parts.limits.load.num_requests == 0
-        assert parts.limits.done.num_tokens > 6  # those of the prompt too
+        assert parts.activity.done.num_tokens > 6  # those of the prompt too

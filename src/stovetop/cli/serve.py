@@ -32,7 +32,7 @@ MAX_FILES = 20_000  # one connection a request that waits
 TOKENIZERS = "for_clients"  # below the storage
 LINE_EVERY_S = 60.0  # of what is going on, where the output is no terminal
 
-NEEDED = ("starlette", "uvicorn", "httptools", "google.protobuf", "zstandard")
+NEEDED = ("starlette", "uvicorn", "httptools", "google.protobuf", "zstandard", "jinja2", "prometheus_client")
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ def serve(words: Sequence[str]) -> Action:
     parser.add_argument(
         "--no-restart", action="store_true", help="one process, which another program starts again when it has ended"
     )
+    parser.add_argument("--log-prompts", action="store_true", help="the log has the text of prompts, too")
     parser.add_argument("--inherited", help=argparse.SUPPRESS)  # what a parent gives to its server
     options = parser.parse_args(words)
     models = named_models(options.model)
@@ -201,7 +202,9 @@ def _serve(
         storage=_storage(options),
         hosts=[*LOCAL_HOSTS, "[::1]", *options.name, options.host, f"[{options.host}]"],
         owner_of=server_keys.owner_of,
+        operator_of=server_keys.operator_of,
         limits_of=server_keys.limits_of,
+        log_prompts=options.log_prompts,
         was_killed=was_killed,
         opened=opened,
         show=_Shown(),

@@ -37,6 +37,9 @@ def keys(words: Sequence[str]) -> Action:
     add.add_argument("name", help="of its owner")
     for name, help in _LIMITS.items():
         add.add_argument(f"--{name.replace('_', '-')}", type=count, metavar="N", help=help)
+    add.add_argument(
+        "--operator", action="store_true", help="it opens the page and the metrics too, which show all owners"
+    )
     commands.add_parser("list", parents=[storage], help="names, dates and limits")
     revoke = commands.add_parser("revoke", parents=[storage], help="a key is good no more, at once")
     revoke.add_argument("name")
@@ -49,7 +52,9 @@ def _add(options: argparse.Namespace) -> None:
     from stovetop.server.limits import OF_A_KEY
 
     given: dict[str, Any] = {name: vars(options)[name] for name in _LIMITS if vars(options)[name] is not None}
-    print(f"export TINKER_API_KEY={add_key(options.storage.expanduser(), options.name, replace(OF_A_KEY, **given))}")
+    limits = replace(OF_A_KEY, **given)
+    key = add_key(options.storage.expanduser(), options.name, limits, is_operator=options.operator)
+    print(f"export TINKER_API_KEY={key}")
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -57,6 +62,7 @@ def _list(options: argparse.Namespace) -> None:
 
     for key in read_keys(options.storage.expanduser() / FILE):
         limits = "  ".join(f"{name} {value:,}" for name, value in asdict(key.limits).items() if value is not None)
+        limits = f"operator  {limits}" if key.is_operator else limits
         print(f"{key.name:24} {time.strftime('%Y-%m-%d', time.localtime(key.created_s))}  {limits}")
 
 

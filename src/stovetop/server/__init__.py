@@ -11,6 +11,8 @@ program        one model: call, put, acknowledge; replay                 program
 live           one model in memory                                       ours       what the protocol has no word for
 snapshots      where a model's replay begins                             recovery   from the journal to all of this
 sessions, samplers, requests, checkpoints   the other things that clients name
+activity       what was done, and the log of it                         overview   what there is at this moment
+page           `/`, which shows both                                    metrics    `/metrics`, likewise
 completions    samples that have ended, for one question about all      sweeping   what is forgotten in time
 journal, rows  what is kept, and how
 openai/        the same models for clients of the OpenAI protocol

@@ -1,11 +1,13 @@
-"""The server as an ASGI application: routes, keys, limits, and what errors are answered with. What requests do is in
-tables of functions that know no HTTP (`protocol.py`, `rest.py`).
+"""The server as an ASGI application: routes, keys, limits, what errors are answered with, and the log of what was
+answered. What requests do is in tables of functions that know no HTTP (`protocol.py`, `rest.py`).
 
 While models load and the journal is replayed, every request but a health check is answered 503 with `retry-after`, for
 which the SDK waits longer than for a port that is closed.
 """
 
 import logging
+import secrets
+import time
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +24,10 @@ from starlette.routing import Route
 from stovetop.concurrency import in_thread, started
 from stovetop.errors import APIStatusError, RequestFailedError, StovetopError
 from stovetop.server.journal import JournalFailed
-from stovetop.server.keys import OwnerOf, local_owner
+from stovetop.server.keys import OwnerOf, local_operator, local_owner
 from stovetop.server.openai.routes import openai_table
 from stovetop.server.ours import OURS
+from stovetop.server.page import PAGES
 from stovetop.server.protocol import PROTOCOL, TINKER, Answer, Asked, Dialect, Served
 from stovetop.server.recovery import Parts
 from stovetop.server.rest import REST
@@ -34,6 +37,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 10
 BUSY_RETRY_AFTER_S = 1  # of what is over a limit that passes by itself
+AGAIN = (408, 429)  # statuses of what the client asks again by itself, as often as it takes
 LARGE_BYTES = 2**16  # what is decompressed in a thread
 
 
@@ -52,21 +56,40 @@ class Doors:
         self.parts, self.state = None, "stopping"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entrance:
+    """What every request passes."""
+
+    doors: Doors
+    owner_of: OwnerOf
+    operator_of: OwnerOf
+    limits: UploadLimits
+
+    def let_in(self, served: Served, request: Request) -> str:
+        """Whose request it is."""
+        if served.is_signed:
+            return ""
+        of = self.operator_of if served.is_for_operators else self.owner_of
+        return of(served.dialect.key_of(request.headers))
+
+
 def make_app(
     doors: Doors,
     *,
     hosts: list[str],
     owner_of: OwnerOf = local_owner,
+    operator_of: OwnerOf = local_operator,
     limits: UploadLimits | None = None,
     tables: Iterable[Served] | None = None,
 ) -> Starlette:
     """`hosts`: for which Host headers requests are served, against pages that make a browser send some here."""
-    serve = partial(_serve, doors, owner_of, limits or UploadLimits())
-    served = [*PROTOCOL, *REST, *OURS, *openai_table()] if tables is None else list(tables)
+    entrance = _Entrance(doors, owner_of, operator_of, limits or UploadLimits())
+    served = [*PROTOCOL, *REST, *OURS, *PAGES, *openai_table()] if tables is None else list(tables)
     routes = [
-        Route(f"{each.dialect.prefix}{each.path}", partial(serve, each), methods=[each.method]) for each in served
+        Route(f"{each.dialect.prefix}{each.path}", partial(_serve, entrance, each), methods=[each.method])
+        for each in served
     ]
-    dialects = {each.dialect.prefix: each.dialect for each in served}
+    dialects = {each.dialect.prefix: each.dialect for each in served if each.dialect.prefix != "/"}
     routes += [Route(path, partial(_health, doors)) for path in ("/healthz", "/api/v1/healthz")]
     return Starlette(
         routes=routes,
@@ -75,14 +98,14 @@ def make_app(
     )
 
 
-async def _serve(doors: Doors, owner_of: OwnerOf, limits: UploadLimits, served: Served, request: Request) -> Response:
-    dialect = served.dialect
+async def _serve(entrance: _Entrance, served: Served, request: Request) -> Response:
+    dialect, owner, begun_s = served.dialect, "", time.monotonic()
     try:
-        owner = "" if served.is_signed else owner_of(dialect.key_of(request.headers))
-        if doors.parts is None:
-            return _not_now(dialect, doors.state)
-        body = await _body(request, limits)
-        serving = served.serve(doors.parts, _asked(owner, body, request))
+        owner = entrance.let_in(served, request)
+        if entrance.doors.parts is None:
+            return _not_now(dialect, entrance.doors.state)
+        body = await _body(request, entrance.limits)
+        serving = served.serve(entrance.doors.parts, _asked(owner, body, request))
         answer = await (_while_connected(request, serving) if served.ends_with_client else serving)
     except ClientDisconnect:  # amid its upload: there is no client to answer
         answer = dialect.refused(400, "the upload was broken off", None)
@@ -93,7 +116,19 @@ async def _serve(doors: Doors, owner_of: OwnerOf, limits: UploadLimits, served: 
     except Exception:
         log.exception("%s %s failed", request.method, request.url.path)
         answer = dialect.refused(500, "the server failed; its log says why", None)
-    return _response(answer)
+    response = _response(answer)
+    _log(served, owner, response, time.monotonic() - begun_s)
+    return response
+
+
+def _log(served: Served, owner: str, response: Response, seconds: float) -> None:
+    """A line for what was answered, unless its line is written when it has ended (`activity.py`), or it is asked again
+    and again. Of its path only what is in the table is told: the rest is the client's."""
+    if response.status_code in AGAIN or (served.is_quiet and response.status_code < 400):
+        return
+    request_id = response.headers.setdefault("x-request-id", f"http-{secrets.token_hex(6)}")
+    status = response.status_code
+    log.info("id=%s owner=%s verb=%s ms=%.0f status=%d", request_id, owner or "-", served.verb, 1000 * seconds, status)
 
 
 class _ClientLeft(StovetopError):

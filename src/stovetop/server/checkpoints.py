@@ -252,6 +252,14 @@ class Checkpoints:
         with self._lock:
             return sum(row.size_bytes for row in self._rows.values() if row.owner == owner)
 
+    def bytes_by_owner(self) -> dict[str, int]:
+        """Of those that have any."""
+        sums = Counter[str]()
+        with self._lock:
+            for row in self._rows.values():
+                sums[row.owner] += row.size_bytes
+        return dict(sums)
+
     def needed(self) -> set[str]:
         """The folders that paths stand for."""
         return {row.folder for row in self._rows.values()}

@@ -19,7 +19,7 @@ class Now:
 
 def look(parts: Parts, at_s: float) -> Now:
     """Now."""
-    done, load = parts.limits.done, parts.limits.load
+    done, load = parts.activity.done, parts.limits.load
     return Now(
         at_s=at_s,
         num_clients=parts.sessions.num_alive(),

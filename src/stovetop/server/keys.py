@@ -49,6 +49,7 @@ class Key(BaseModel):
     digest: str  # SHA-256 of the key, in hexadecimal; a key has 256 random bits, so that needs no salt
     created_s: float  # since the epoch
     limits: OwnerLimits
+    is_operator: bool = False  # may see what all owners do
 
 
 class _File(BaseModel):
@@ -62,6 +63,11 @@ def local_owner(key: str | None) -> str:
     """Without a file of keys, whoever reaches the port is the owner. The SDK wants a key of this form."""
     if key is None or not key.startswith(PREFIX):
         raise AuthenticationError("set TINKER_API_KEY to a key that begins with tml-, such as tml-local")
+    return LOCAL
+
+
+def local_operator(_key: str | None) -> str:
+    """Without a file of keys, whoever reaches the port runs the server. A browser has no key to show."""
     return LOCAL
 
 
@@ -86,15 +92,24 @@ class Keys:
         keys = self._look()
         if keys is None:
             return local_owner(key)
-        digest = digest_of(key or "")
-        found: Key | None = None
-        for each in keys:  # all of them, in the same time whichever it is
-            if hmac.compare_digest(each.digest, digest):
-                found = each
+        found = _found(keys, key)
         if found is None:
             raise AuthenticationError(
                 "this server wants a key of its own; set TINKER_API_KEY to one that begins with tml- and that "
                 "`stovetop serve keys add` has printed"
+            )
+        return found.name
+
+    def operator_of(self, key: str | None) -> str:
+        """The name of an operator. Raises AuthenticationError for every other key, and in the same words for none."""
+        keys = self._look()
+        if keys is None:
+            return local_operator(key)
+        found = _found(keys, key)
+        if found is None or not found.is_operator:
+            raise AuthenticationError(
+                "this shows what all owners do, so it wants an operator's key, as a Bearer token or as the password of "
+                "any name; `stovetop serve keys add NAME --operator` makes one"
             )
         return found.name
 
@@ -126,7 +141,7 @@ class Keys:
 # ---- the file ------------------------------------------------------------------------------------------------------
 
 
-def add_key(storage: Path, name: str, limits: OwnerLimits = OF_A_KEY) -> str:
+def add_key(storage: Path, name: str, limits: OwnerLimits = OF_A_KEY, *, is_operator: bool = False) -> str:
     """Makes a key for this owner and returns it: it is nowhere else. Refuses a name that has one."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"a name has letters, digits and ._- and at most 64 of them: {name!r}")
@@ -134,7 +149,9 @@ def add_key(storage: Path, name: str, limits: OwnerLimits = OF_A_KEY) -> str:
     with _changing(storage) as keys:
         if any(each.name == name for each in keys):
             raise InvalidRequest(f"there is a key of this name; revoke it first, which removes nothing else: {name!r}")
-        keys.append(Key(name=name, digest=digest_of(key), created_s=time.time(), limits=limits))
+        keys.append(
+            Key(name=name, digest=digest_of(key), created_s=time.time(), limits=limits, is_operator=is_operator)
+        )
     return key
 
 
@@ -155,6 +172,15 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         return ()
     except (OSError, ValidationError) as error:
         raise StovetopError(f"the file of keys cannot be read; put back a copy of it: {path}") from error
+
+
+def _found(keys: tuple[Key, ...], key: str | None) -> Key | None:
+    digest = digest_of(key or "")
+    found: Key | None = None
+    for each in keys:  # all of them, in the same time whichever it is
+        if hmac.compare_digest(each.digest, digest):
+            found = each
+    return found
 
 
 def digest_of(key: str) -> str:

@@ -40,13 +40,6 @@ class Load(NamedTuple):
         return Load(self.num_requests + num_requests, self.num_tokens + num_tokens)
 
 
-class Done(NamedTuple):
-    """What was done since the server started."""
-
-    num_steps: int = 0
-    num_tokens: int = 0  # that were trained on, scored and drawn
-
-
 class Limits:
     """Those of all owners, and what is in the queue of each. May be used from any thread."""
 
@@ -54,7 +47,6 @@ class Limits:
         self._of = limits_of
         self._loads: dict[str, Load] = {}  # of owners that have anything in the queue
         self._all = Load()
-        self._done = Done()
         self._lock = threading.Lock()  # protects them
 
     # ---- what passes by itself ---------------------------------------------------------------------------------------
@@ -91,19 +83,15 @@ class Limits:
             else:
                 del self._loads[owner]
 
-    def did(self, *, num_steps: int = 0, num_tokens: int = 0) -> None:
-        """Work was done."""
-        with self._lock:
-            self._done = Done(self._done.num_steps + num_steps, self._done.num_tokens + num_tokens)
-
     @property
     def load(self) -> Load:
         """Of all owners together."""
         return self._all
 
-    @property
-    def done(self) -> Done:
-        return self._done
+    def by_owner(self) -> dict[str, Load]:
+        """Of those that have anything in the queue."""
+        with self._lock:
+            return dict(self._loads)
 
     def queue_state(self, owner: str) -> dict[str, str]:
         """What a client is told while it waits, in the words of the protocol: it may be waiting for others."""

@@ -110,7 +110,7 @@ class Program:
                 return known
             live = self._live or (self._wake() if self._is_asleep else self._new(call))
             n = next(self._shared.numbers)
-            request = self._request(call.seq, self._what(call.seq, call.verb), digest, n)
+            request = self._request(call.seq, name_of(call.verb), digest, n)
             request.num_tokens = num_tokens_of(call.verb)
             called = live.call(n, call.verb, request.words)
             self._live, self.last_request_s = live, time.time()
@@ -159,7 +159,7 @@ class Program:
 
     def _known(self, row: RequestRow, result: Result | None) -> Request:
         """A request of the journal, with its result, if that is still kept."""
-        request = self._request(row.seq, f"request (seq_id {row.seq} of {self.model.id})", row.digest, row.n)
+        request = self._request(row.seq, "request", row.digest, row.n)
         request.committed.set_result(None)
         if result is not None:
             request.finish(result)
@@ -167,12 +167,10 @@ class Program:
             request.finished.set_exception(Gone(f"the result of this {request.what} is not kept any more"))
         return request
 
-    def _request(self, seq: int, what: str, digest: bytes, n: int) -> Request:
+    def _request(self, seq: int, verb: str, digest: bytes, n: int) -> Request:
+        what = f"{verb} ({f'seq_id {seq} of ' if seq else ''}{self.model.id})"
         response = {"model_id": self.model.id}
-        return Request(f"{self.model.id}:{seq}", self.model.owner, what, digest, n, response)
-
-    def _what(self, seq: int, verb: Verb) -> str:
-        return f"{name_of(verb)} ({f'seq_id {seq} of ' if seq else ''}{self.model.id})"
+        return Request(f"{self.model.id}:{seq}", self.model.owner, what, verb, digest, n, response)
 
     def _add(self, seq: int, request: Request) -> None:
         self._by_seq[seq] = request
@@ -266,7 +264,7 @@ class Program:
             result = Result.failed(f"the server ended {row.attempts} times while it did this request", "server")
         self._shared.journal.put(put(replace(row, attempts=row.attempts + 1))).result()
         verb = read_verb(row.kind, zlib.decompress(row.body))
-        request = self._request(row.seq, self._what(row.seq, verb), row.digest, row.n)
+        request = self._request(row.seq, name_of(verb), row.digest, row.n)
         outcome = self._done_again(live, row.n, verb, request, result)
         if self._shared.requests.has_failed():
             raise StovetopError(f"the engine failed during the replay of {request.what}")

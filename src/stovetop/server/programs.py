@@ -49,6 +49,10 @@ class Programs:
     def is_there(self, model_id: str) -> bool:
         return model_id in self._by_id
 
+    def all(self) -> list[Program]:
+        """Of all owners, the oldest first."""
+        return list(self._by_id.values())
+
     def owned(self, owner: str) -> list[Program]:
         """Those of an owner, the oldest first."""
         return [program for program in list(self._by_id.values()) if program.model.owner == owner]

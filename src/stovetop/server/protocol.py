@@ -104,9 +104,16 @@ class Served:
     method: str
     path: str
     serve: Serve
+    is_for_operators: bool = False  # it shows what all owners do
+    is_quiet: bool = False  # not in the log: asked again and again, or what it begins is there when it has ended
     is_signed: bool = False  # the request says itself what it may: no key is asked for, and there is no owner
     dialect: Dialect = TINKER
     ends_with_client: bool = False  # what is done for a client that goes away is for nothing, and is cancelled
+
+    @property
+    def verb(self) -> str:
+        """For the log."""
+        return f"{self.method}:{self.dialect.prefix}{self.path}"
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------
@@ -404,23 +411,23 @@ PROTOCOL = [
     Served("POST", "client/config", client_config),
     Served("POST", "client/dynamic_config", client_dynamic_config),
     Served("POST", "create_session", create_session),
-    Served("POST", "session_heartbeat", session_heartbeat),
+    Served("POST", "session_heartbeat", session_heartbeat, is_quiet=True),
     Served("POST", "sessions/{session_id}/finish", finish_session),
-    Served("POST", "telemetry", telemetry),
+    Served("POST", "telemetry", telemetry, is_quiet=True),
     Served("GET", "get_server_capabilities", get_server_capabilities),
-    Served("POST", "create_model", create_model),
-    Served("POST", "load_weights", load_weights),
+    Served("POST", "create_model", create_model, is_quiet=True),
+    Served("POST", "load_weights", load_weights, is_quiet=True),
     Served("POST", "get_info", get_info),
-    Served("POST", "forward_backward", forward_backward),
-    Served("POST", "optim_step", optim_step),
-    Served("POST", "save_weights", save_weights),
-    Served("POST", "save_weights_for_sampler", save_weights_for_sampler),
-    Served("POST", "save_weights_external", save_weights_external),
+    Served("POST", "forward_backward", forward_backward, is_quiet=True),
+    Served("POST", "optim_step", optim_step, is_quiet=True),
+    Served("POST", "save_weights", save_weights, is_quiet=True),
+    Served("POST", "save_weights_for_sampler", save_weights_for_sampler, is_quiet=True),
+    Served("POST", "save_weights_external", save_weights_external, is_quiet=True),
     Served("POST", "create_sampling_session", create_sampling_session),
     Served("GET", "samplers/{sampler_id}", get_sampler),
-    Served("POST", "asample", asample),
-    Served("POST", "retrieve_future", retrieve_future),
-    Served("POST", "retrieve_futures", retrieve_futures),
+    Served("POST", "asample", asample, is_quiet=True),
+    Served("POST", "retrieve_future", retrieve_future, is_quiet=True),
+    Served("POST", "retrieve_futures", retrieve_futures, is_quiet=True),
     Served("POST", "join_sampling_session", join_sampling_session),
     Served("POST", "cancel_future", cancel_future),
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.server.activity import Activity
 from stovetop.server.checkpoints import Checkpoints
 from stovetop.server.downloads import Links
 from stovetop.server.folders import Folders
@@ -55,6 +56,8 @@ class Parts:
     programs: Programs
     limits: Limits
     links: Links
+    activity: Activity
+    storage: Path
 
 
 def recover(
@@ -64,6 +67,7 @@ def recover(
     limits: Limits,
     end: Callable[[], object],
     *,
+    activity: Activity | None = None,
     was_killed: bool = False,
 ) -> Parts:
     """All parts, as the journal has them. Takes as long as the replay; raises where that cannot be done. `end` ends the
@@ -71,9 +75,10 @@ def recover(
     that it was replaying is not to blame."""
     for model in service.get_server_capabilities().supported_models:
         service.create_sampling_client(base_model=model.model_name).result()  # it is loaded, or it says why not
+    activity = activity or Activity()
     folders = Folders(storage)
     checkpoints = Checkpoints(journal.rows(CheckpointRow), folders, journal)
-    requests = Requests(journal, limits, lambda: service.failed is not None, end)
+    requests = Requests(journal, limits, activity, lambda: service.failed is not None, end)
     if was_killed:
         journal.put(Change("UPDATE request SET attempts = attempts - 1 WHERE attempts > 0", ())).result()
     drawn = journal.rows(DrawnRow)
@@ -91,7 +96,9 @@ def recover(
             checkpoints.remove_folder(folder)
     sessions = Sessions(journal, {row.id: row for row in journal.rows(SessionRow)})
     of_models = Programs(shared, programs)
-    return Parts(service, journal, sessions, requests, checkpoints, samplers, of_models, limits, Links())
+    return Parts(
+        service, journal, sessions, requests, checkpoints, samplers, of_models, limits, Links(), activity, storage
+    )
 
 
 def _is_brought_back(program: Program) -> bool:

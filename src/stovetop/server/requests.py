@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from stovetop.errors import APIStatusError, CheckpointError, InvalidRequest, RequestFailedError, StovetopError
 from stovetop.futures import pending, when_done
+from stovetop.server.activity import Activity, Ended
 from stovetop.server.journal import Journal
 from stovetop.server.limits import Limits
 from stovetop.server.rows import Change, ResultRow, put
@@ -84,6 +85,7 @@ class Request:
     id: str
     owner: str
     what: str  # for messages
+    verb: str  # what the client calls it
     digest: bytes  # of what the client sent
     n: int | None = None  # its place in the journal; None for a sample
     response: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the answer to its submission, besides the id
@@ -92,6 +94,7 @@ class Request:
     cancel: Callable[[], None] = lambda: None
     words: dict[str, str] = field(default_factory=dict[str, str])  # of messages: what the client calls it instead
     num_tokens: int = 0  # that it computes and draws at most
+    prompt: Callable[[], str] | None = None  # its text, for a log in which it is asked for; until it has ended
     accepted_s: float = field(default_factory=time.monotonic)
     finished_s: float | None = None  # monotonic, as the others
     delivered_s: float | None = None
@@ -124,12 +127,18 @@ class Requests:
     """All that are in memory. One thread writes down what results come, in the order in which they come."""
 
     def __init__(
-        self, journal: Journal, limits: Limits, has_failed: Callable[[], bool], end: Callable[[], object]
+        self,
+        journal: Journal,
+        limits: Limits,
+        activity: Activity,
+        has_failed: Callable[[], bool],
+        end: Callable[[], object],
     ) -> None:
         """`has_failed` says that an engine has died. What its requests were answered with is not true of them: they
         are done again by the next process, and `end` ends this one."""
         self._journal = journal
         self._limits = limits
+        self._activity = activity
         self.has_failed = has_failed
         self._end = end
         self._closed = False
@@ -210,7 +219,8 @@ class Requests:
         self.end_if_failed()
         if self.has_failed() or self._closed:
             return
-        self._limits.did(num_steps=outcome.num_steps, num_tokens=outcome.num_tokens)
+        self._activity.ended(_ended(request, outcome), request.prompt)
+        request.prompt = None
         changes = outcome.changes
         if request.n is not None:
             row = ResultRow(request.n, outcome.result.form, outcome.result.body, time.time())
@@ -229,6 +239,20 @@ def _tell(request: Request, outcome: Outcome, put: "Future[None]") -> None:
     if put.exception() is None:
         outcome.appear()
         request.finish(outcome.result)
+
+
+def _ended(request: Request, outcome: Outcome) -> Ended:
+    result = outcome.result
+    return Ended(
+        id=request.id,
+        owner=request.owner,
+        verb=request.verb,
+        seconds=time.monotonic() - request.accepted_s,
+        num_steps=outcome.num_steps,
+        num_tokens=outcome.num_tokens,
+        outcome="ok" if result.form != "failed" else "server" if result.is_fault else "user",
+        message=result.message if result.form == "failed" else "",
+    )
 
 
 def _is_over(request: Request, now_s: float) -> bool:

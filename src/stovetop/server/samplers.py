@@ -104,6 +104,13 @@ class Writing(NamedTuple):
     future: "Future[Any]"
 
 
+class InMemory(NamedTuple):
+    """What is in memory, and what is on the disk alone until it is used."""
+
+    num_in: int
+    num_out: int
+
+
 class Samplers:
     """All sampling sessions."""
 
@@ -330,6 +337,11 @@ class Samplers:
                 f"{body.sampling_session_seq_id}"
             )
 
+    def counts(self) -> "InMemory":
+        """How many sampling sessions there are, in memory and out of it."""
+        in_memory = [sampler.client is not None for sampler in list(self._by_id.values())]
+        return InMemory(sum(in_memory), len(in_memory) - sum(in_memory))
+
     # ---- samples -----------------------------------------------------------------------------------------------------
 
     def sample(self, body: bodies.Sample, digest: bytes, owner: str) -> Request:
@@ -346,8 +358,9 @@ class Samplers:
             request_id = f"{_ids_of_samples(body.sampling_session_id)}{body.seq_id}"
             sequences = [f"{request_id}-{index}" for index in range(body.num_samples)]
             what = f"sample (seq_id {body.seq_id} of {body.sampling_session_id})"
-            request = Request(request_id, owner, what, digest, response={"sample_sequence_ids": sequences})
+            request = Request(request_id, owner, what, "sample", digest, response={"sample_sequence_ids": sequences})
             request.num_tokens = _num_tokens(body)
+            request.prompt = lambda: client.get_tokenizer().decode(_tokens(body))
             self._requests.add(request, is_sample=True)
             try:
                 drawn = self._draw(client, body)

@@ -24,11 +24,12 @@ from filelock import FileLock, Timeout
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.durable import make_folders
 from stovetop.errors import InvalidRequest, StovetopError
+from stovetop.server.activity import Activity
 from stovetop.server.app import Doors, make_app
 from stovetop.server.connections import ConnectionLimits, bounded
 from stovetop.server.display import line, look
 from stovetop.server.journal import Journal
-from stovetop.server.keys import OwnerOf, local_owner
+from stovetop.server.keys import OwnerOf, local_operator, local_owner
 from stovetop.server.limits import UNLIMITED, Limits, LimitsOf
 from stovetop.server.ports import BACKLOG
 from stovetop.server.recovery import Parts, recover
@@ -55,9 +56,11 @@ class ServerOptions:
     storage: Path  # of this server alone: its journal, checkpoints, snapshots
     hosts: list[str] = field(default_factory=lambda: ["127.0.0.1", "localhost"])  # Host headers that are served
     owner_of: OwnerOf = local_owner
+    operator_of: OwnerOf = local_operator  # of the page and the metrics
     limits_of: LimitsOf = lambda owner: UNLIMITED
     limits: UploadLimits = field(default_factory=UploadLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    log_prompts: bool = False  # the text of prompts goes into the log too
     was_killed: bool = False  # the server before this one, from outside
     opened: Callable[[], object] = lambda: None  # called when it serves
     show: Callable[[str], object] = lambda line: None  # called every second, with what is going on
@@ -77,7 +80,13 @@ class Server:
         self._listening = listening
         self._options = options
         self._stops = threading.Event()
-        app = make_app(self.doors, hosts=options.hosts, owner_of=options.owner_of, limits=options.limits)
+        app = make_app(
+            self.doors,
+            hosts=options.hosts,
+            owner_of=options.owner_of,
+            operator_of=options.operator_of,
+            limits=options.limits,
+        )
         config = uvicorn.Config(
             app,
             http=bounded(options.connections),  # type: ignore[arg-type] # it calls what it is given
@@ -152,7 +161,8 @@ class Server:
             closing.callback(service.__exit__, _Stopped, _Stopped(), None)
             limits = Limits(self._options.limits_of)
             was_killed = was_orphaned(storage) or self._options.was_killed
-            parts = recover(service, journal, storage, limits, self._fail, was_killed=was_killed)
+            activity = Activity(log_prompts=self._options.log_prompts)
+            parts = recover(service, journal, storage, limits, self._fail, activity=activity, was_killed=was_killed)
             closing.callback(parts.requests.close)
             yield parts
             parts.programs.rest(SNAPSHOT_S)

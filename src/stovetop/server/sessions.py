@@ -36,6 +36,10 @@ class Sessions:
         self._rows[row.id] = row
         return row, self._journal.put(put(row))
 
+    def all(self) -> list[SessionRow]:
+        """Of all owners."""
+        return list(self._rows.values())
+
     def owned(self, owner: str) -> list[SessionRow]:
         """Those of an owner, the newest first."""
         rows = [row for row in list(self._rows.values()) if row.owner == owner]
@@ -73,6 +77,10 @@ class Sessions:
         if row is None or row.finished is not None:
             return False
         return time.monotonic() - self.last_seen_s[session_id] < ALIVE_S
+
+    def silence_s(self, session_id: str) -> float:
+        """Since it was heard of, or the server started."""
+        return time.monotonic() - self.last_seen_s[session_id]
 
     def num_alive(self) -> int:
         return sum(map(self.is_alive, list(self._rows)))

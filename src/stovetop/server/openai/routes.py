@@ -14,6 +14,7 @@ from typing import Any
 
 from stovetop.concurrency import in_thread
 from stovetop.errors import AuthenticationError, StovetopError
+from stovetop.server.activity import Ended
 from stovetop.server.openai import models
 from stovetop.server.openai.answers import chat_answer, completion_answer, record
 from stovetop.server.openai.bodies import BadParameter, ChatAsked, CompletionAsked, Sampled, read
@@ -132,9 +133,9 @@ class OpenAI:
             raise
 
     async def _keep(self, parts: Parts, job: Job, choices: Sequence[Choice]) -> None:
-        parts.limits.did(num_tokens=num_tokens_of(job, choices))
         committed = await in_thread(lambda: keep(parts.journal, job.id, job.owner, job.created_s, record(job, choices)))
         await asyncio.wrap_future(committed)
+        parts.activity.ended(_as_ended(job, choices), lambda: _prompts_as_text(job))
 
     async def _streamed(self, parts: Parts, job: Job, stream: ChatStream | CompletionStream) -> Answer:
         """What is refused is refused before the first event."""
@@ -160,6 +161,20 @@ async def _ended(parts: Parts, job: Job, events: AsyncIterator[bytes]) -> AsyncI
         async for each in events:
             yield each
     parts.requests.end_if_failed()
+
+
+def _as_ended(job: Job, choices: Sequence[Choice]) -> Ended:
+    return Ended(
+        id=job.id,
+        owner=job.owner,
+        verb="chat_completion" if job.id.startswith("chat") else "completion",
+        seconds=time.time() - job.created_s,
+        num_tokens=num_tokens_of(job, choices),
+    )
+
+
+def _prompts_as_text(job: Job) -> str:
+    return "\n".join(job.tokenizer.decode(prompt.to_ints()) for prompt in job.prompts)
 
 
 def _named(job: Job) -> dict[str, str]:
@@ -225,7 +240,7 @@ def openai_table() -> list[Served]:
     return [
         Served("GET", "models", serving.list_models, dialect=OPENAI),
         Served("GET", "models/{model:path}", serving.get_model, dialect=OPENAI),
-        Served("POST", "chat/completions", serving.chat, dialect=OPENAI, ends_with_client=True),
-        Served("POST", "completions", serving.complete, dialect=OPENAI, ends_with_client=True),
+        Served("POST", "chat/completions", serving.chat, dialect=OPENAI, ends_with_client=True, is_quiet=True),
+        Served("POST", "completions", serving.complete, dialect=OPENAI, ends_with_client=True, is_quiet=True),
         Served("GET", "answers/{answer_id}", serving.get_answer, dialect=OPENAI),
     ]
