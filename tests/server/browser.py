@@ -83,7 +83,7 @@ async def opened() -> AsyncGenerator[Browser]:
                     yield Browser(socket)
         finally:
             process.kill()
-            process.wait()
+            process.wait(10)
             if process.stderr is not None:
                 process.stderr.close()
 

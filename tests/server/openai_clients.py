@@ -94,6 +94,9 @@ class OtherSampling:
     inner: Any
     client: Saying | Silent
 
+    def in_queue(self, _queue: str | None) -> "OtherSampling":
+        return self
+
     def create_sampling_client(self, **_: object) -> ClientFuture[Any]:
         return ClientFuture(resolved(self.client).future())
 

@@ -1,9 +1,11 @@
 """The protocol's conformance list: weights for other programs (items 52 and 53), and the archives of older clients.
 Each test names its items."""
 
+import asyncio
 import io
 import json
 import tarfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,6 +20,9 @@ from tinker.cli.__main__ import main_cli
 from engine import tiny
 from stovetop.backends import local
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.errors import NotFoundError
+from stovetop.server.protocol import Asked
+from stovetop.server.rest import download
 
 
 def fetched(url: str) -> bytes:
@@ -155,3 +160,35 @@ def test_item_52_what_is_downloaded_is_an_adapter_of_peft(tmp_path: Path) -> Non
             (target / name).write_bytes(fetched(url))
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(target))
     assert model.peft_config["default"].r == 4
+
+
+def test_the_files_of_a_download_stay_until_they_are_sent(server: Running, sdk: tinker.ServiceClient) -> None:
+    client = made(sdk)
+    path = client.save_weights_external("sent").result().path
+    url = next(iter(server.rest().get_external_weights_urls(path).result().urls.values()))
+    query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+    answers = [asyncio.run(download(server.parts, Asked("", query=query))) for _ in range(2)]
+    server.rest().delete_checkpoint_from_tinker_path(path).result()
+    assert status_of(url) == 404
+    for answer in answers:
+        assert answer.file is not None
+        assert answer.file.exists()
+        assert answer.sent is not None
+        answer.sent()
+        assert answer.file.exists() == (answer is answers[0])
+    with pytest.raises(NotFoundError):
+        asyncio.run(download(server.parts, Asked("", query=query)))
+
+
+def test_a_download_lets_go_of_its_files_when_it_is_sent_or_its_client_has_gone(
+    server: Running, sdk: tinker.ServiceClient
+) -> None:
+    path = made(sdk).save_weights_external("let_go").result().path
+    url = next(iter(server.rest().get_external_weights_urls(path).result().urls.values()))
+    fetched(url)
+    urllib.request.urlopen(url).close()
+    server.rest().delete_checkpoint_from_tinker_path(path).result()
+    give_up_s = time.monotonic() + 10
+    while list(server.storage.glob("checkpoints/*/*/let_go.*")):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)

@@ -1,5 +1,6 @@
 """How much an owner may have at once: what passes by itself is answered 429, what does not is refused by name."""
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,9 @@ from running import KEY, MODELS, Running, datum, made, open_recording, running
 from tinker import types
 
 from stovetop.errors import InvalidRequest, RateLimitError
-from stovetop.server import protocol
+from stovetop.server import program, protocol
 from stovetop.server.display import line, look
+from stovetop.server.keys import LOCAL
 from stovetop.server.limits import Limits, Load, OwnerLimits
 
 SOME = OwnerLimits(max_requests=2, max_tokens=100, max_models=1, max_bytes=1)
@@ -79,6 +81,45 @@ def test_item_37_samples_over_the_limit_are_answered_429_and_all_of_them_finish(
         assert [len(each.result(30).sequences) for each in drawn] == [1, 1, 1]
 
 
+def held_until(event: threading.Event, verb: str) -> float:
+    """A latency: steps take until then."""
+    if verb == "optim_step":
+        event.wait(20)
+    return 0.0
+
+
+def test_training_over_the_limit_is_accepted_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = threading.Event()
+    slow = partial(open_recording, latency_s=partial(held_until, event))
+    with running(tmp_path, slow, limits_of=lambda owner: SOME) as server, server.sdk() as sdk, server.http() as http:
+        body = {"model_id": made(sdk).model_id, "adam_params": {}}
+        assert [http.post("optim_step", json={**body, "seq_id": seq}).status_code for seq in (1, 2)] == [200, 200]
+        monkeypatch.setattr(program, "ROOM_S", 0.05)
+        late = http.post("optim_step", json={**body, "seq_id": 3})
+        assert (late.status_code, late.headers["retry-after"]) == (429, "1")
+        assert "may have 2 requests in the queue" in late.text
+        assert http.post("optim_step", json={**body, "seq_id": 2}).status_code == 200  # it was accepted before
+        monkeypatch.setattr(program, "ROOM_S", 20.0)
+        threading.Timer(0.05, event.set).start()
+        assert http.post("optim_step", json={**body, "seq_id": 3}).status_code == 200
+
+
+@pytest.mark.parametrize(("key", "num_queues"), [("tml-alice", 1), (LOCAL, 2)])
+def test_the_clients_of_one_owner_take_turns_together_and_those_of_a_server_without_keys_each_for_itself(
+    tmp_path: Path, key: str, num_queues: int
+) -> None:
+    event = threading.Event()
+    slow = partial(open_recording, latency_s=partial(held_until, event))
+    with running(tmp_path, slow, owner_of=lambda _: key) as server, server.sdk() as sdk:
+        for client in [made(sdk) for _ in range(2)]:
+            step(server, KEY, client.model_id, 1)
+        base = server.parts.service._bases.open(MODELS[0])  # pyright: ignore[reportPrivateUsage]  nowhere else to be seen
+        assert len(base.thread.waiting) == num_queues
+        event.set()
+
+
 def test_a_model_too_many_is_refused_at_once_and_again_there_is_room_when_a_session_ends(limited: Running) -> None:
     with limited.sdk() as sdk:
         made(sdk)
@@ -110,11 +151,13 @@ def test_a_model_whose_queue_is_full_takes_its_call_when_there_is_room(tmp_path:
 
 def test_a_client_that_waits_is_told_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HOLD_S", 0.02)
-    slow = partial(open_recording, latency_s=lambda verb: 0.3 if verb == "optim_step" else 0.0)
+    event = threading.Event()
+    slow = partial(open_recording, latency_s=partial(held_until, event))
     with running(tmp_path, slow, owner_of=lambda key: str(key)) as server, server.sdk() as sdk:
         client = made(sdk)
         submitted = step(server, KEY, client.model_id, 1)
         waits = wait(server, KEY, submitted)
+        event.set()
         assert (waits["queue_state"], waits["type"]) == ("active", "try_again")
         assert "1 of yours" in waits["queue_state_reason"]
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,7 +14,8 @@ import tinker
 from running import Running, datum, logprobs, made, open_recording, running, train
 from tinker import types
 
-from stovetop.server.rows import RequestRow, ResultRow, SamplerRow, SnapshotRow
+from stovetop.server.limits import OwnerLimits
+from stovetop.server.rows import RequestRow, ResultRow, SamplerRow, ServedRow, SessionRow, SnapshotRow, put
 from stovetop.server.sweeping import KEPT_S, QUIET_S, sweep
 
 PROMPT = types.ModelInput.from_ints([5, 17, 42])
@@ -212,6 +214,49 @@ def test_after_a_restart_what_has_ended_stays_ended(tmp_path: Path) -> None:
         assert asleep(second, client.model_id)()
         sweep(second.parts, time.time())
         assert http.post("get_info", json={"model_id": client.model_id}).status_code == 410
+
+
+def test_how_long_a_client_was_silent_is_known_after_a_restart_and_the_pause_does_not_count(tmp_path: Path) -> None:
+    with running(tmp_path) as first, first.http() as http:
+        ids = [http.post("create_session", json={}).json()["session_id"] for _ in range(2)]
+        first.parts.sessions.last_seen_s[ids[0]] -= 500
+        now_s = time.time()
+        sweep(first.parts, now_s)
+        rows = first.parts.journal.rows(SessionRow)
+        assert all(row.seen_s is not None for row in rows)
+        earlier = [replace(row, seen_s=(row.seen_s or 0) - 3000) for row in rows]
+        first.parts.journal.put(put(ServedRow(1, now_s - 3000)), *map(put, earlier)).result()
+        first.parts.sessions.keep = lambda now_s: None  # it is killed
+    with running(tmp_path) as second:
+        silences = [second.parts.sessions.silence_s(session_id) for session_id in ids]
+        assert 500 <= silences[0] < 530
+        assert silences[1] < 30
+        assert [row.id for row, _ in second.parts.sessions.quiet(400)] == ids[:1]
+
+
+def test_of_weights_without_a_path_the_longest_unused_are_deleted_when_there_are_too_many(tmp_path: Path) -> None:
+    limits = OwnerLimits(max_sampler_bytes=1)
+    with running(tmp_path, limits_of=lambda owner: limits) as server, server.sdk() as sdk:
+        client = made(sdk)
+        frozen = [client.save_weights_and_get_sampling_client().result() for _ in range(3)]
+        samplers = server.parts.samplers
+        session_id = client.model_id.partition(":")[0]
+        ids = samplers.of_session(session_id)
+        for each in samplers.write_all(client.model_id, 10**6):
+            each.future.result(10)
+            server.parts.journal.put(put(samplers.written(each))).result()
+        rows = server.parts.journal.rows(SamplerRow)
+        assert all(row.size_bytes > 1000 for row in rows)
+        sweep(server.parts, time.time())
+        assert samplers.of_session(session_id) == ids  # used a moment ago
+        for index in (0, 2):
+            samplers._by_id[ids[index]].used_s -= 1000  # pyright: ignore[reportPrivateUsage]  time is not to be waited for
+        sweep(server.parts, time.time())
+        assert samplers.of_session(session_id) == ids[1:2]
+        assert len(list(server.storage.glob("samplers/*"))) == 1
+        frozen[1].sample(PROMPT, 1, DRAWN).result()
+        with pytest.raises(tinker.NotFoundError, match="or no more; make another one"):
+            frozen[0].sample(PROMPT, 1, DRAWN).result()
 
 
 def test_a_checkpoint_whose_time_is_over_is_deleted(alone: Running) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeGuard
@@ -60,6 +61,8 @@ class InProcessServiceClient(ServiceClient):
     `async with` or `with` closes it: what was accepted is finished, then the engines go. When the block is left by an
     exception, what has not begun is dropped instead: its futures fail, saying so. A service that is dropped without
     being closed ends like one that is closed, as soon as no client of it is left.
+
+    Clients take turns by their queues. Each has one of its own, unless it is made by `in_queue`.
     """
 
     calls: list[Call]  # every call of every client, in order, when `record` is set
@@ -70,6 +73,7 @@ class InProcessServiceClient(ServiceClient):
     _runs: dict[str, LiveRun]  # by model id
     _saves: PendingSaves
     _bases: OpenedBases
+    _queue: str | None
 
     @classmethod
     def over(
@@ -93,9 +97,18 @@ class InProcessServiceClient(ServiceClient):
         service._labels = labels
         service._runs = {}
         service._saves = PendingSaves()
+        service._queue = None
         service._bases = OpenedBases(open_engine, models, service._storage, service._observe, service._saves, bounds)
         for name in preload:
             service._bases.open(name)
+        return service
+
+    def in_queue(self, queue: str | None) -> Self:
+        """This service, whose clients wait in the queue of this name, and with them those that they make: all of them
+        have together what a single client has. None: each in a queue of its own."""
+        service = object.__new__(type(self))
+        vars(service).update(vars(self))
+        service._queue = queue
         return service
 
     @checked
@@ -170,10 +183,10 @@ class InProcessServiceClient(ServiceClient):
         if model_path is not None:
             state = described_state(model_path, self._saves, with_optimizer=False)
             base = self._bases.open(base_model or base_model_of(Path(model_path), self._saves.describe))
-            client = load_sampling_client(base, model_path, state)
+            client = load_sampling_client(base, model_path, state, self._queue)
         elif base_model is not None:
-            base = self._bases.open(base_model)
-            client = ClientFuture(then(base.thread.loaded, lambda _: InProcessSamplingClient(base, None)))
+            base, queue = self._bases.open(base_model), self._queue
+            client = ClientFuture(then(base.thread.loaded, lambda _: InProcessSamplingClient(base, None, queue=queue)))
         else:
             raise InvalidRequest("needs a model_path or a base_model, or both: neither is given")
         self._observe(Call("service", "create_sampling_client", {"model_path": model_path, "base_model": base_model}))
@@ -292,14 +305,14 @@ class InProcessServiceClient(ServiceClient):
         say, once it is loaded."""
         model_id = model_id or f"{Path(base.name).name[:MAX_NAME]}-{secrets.token_hex(4)}"
         run = LiveRun(model_id, base.name, config, self._labels.with_metadata(user_metadata))
-        runs = self._runs
+        runs, queue = self._runs, self._queue
         if runs.setdefault(model_id, run) is not run:
             raise InvalidRequest(f"model_id must be new to this service; choose another, or none: {model_id!r}")
         try:
             made = base.thread.call(
                 f"making {model_id}",
-                op(ops.AdapterId(model_id)),
-                lambda _: InProcessTrainingClient(base, config, run),
+                replace(op(ops.AdapterId(model_id)), queue=queue),
+                lambda _: InProcessTrainingClient(base, config, run, queue),
                 check,
                 after=after,
             )

@@ -27,11 +27,18 @@ from stovetop.types import SampledSequence, SampleResponse, SaveWeightsForSample
 class InProcessSamplingClient:
     """See `client.SamplingClient`."""
 
-    def __init__(self, base: OpenedBase, weights: ops.WeightsId | None, state: SavedState | None = None) -> None:
-        """`state` describes the weights; None, with the weights, where it is the base model as it is."""
+    def __init__(
+        self,
+        base: OpenedBase,
+        weights: ops.WeightsId | None,
+        state: SavedState | None = None,
+        queue: str | None = None,
+    ) -> None:
+        """`state` describes the weights; None, with the weights, where it is the base model as it is. Its calls wait in
+        this `queue`, or in one of their own."""
         self._base = base
         self._weights = weights
-        self._queue = base.new_weights("base model") if weights is None else weights
+        self._queue = queue or (base.new_weights("base model") if weights is None else weights)
         self._state = state
         if weights is not None:
             weakref.finalize(self, base.thread.forget, ops.DropWeights(weights)).atexit = False
@@ -107,7 +114,7 @@ class InProcessSamplingClient:
             raise CheckpointExists(f"there is something at this path already; choose another: {path}")
         self._base.observe(Call("sampling", "save", {"folder": str(folder)}))
         meta = self._base.manifest(self._state.run, self._state.user_metadata)
-        op = ops.SaveWeights(self._weights, path, meta)
+        op = ops.SaveWeights(self._weights, path, meta, queue=self._queue)
         saving = self._base.thread.call("save", op, lambda _: SaveWeightsForSamplerResponse(str(path)))
         self._base.saves.add(path, replace(self._state, with_optimizer=False), saving.future())
         return saving
@@ -128,13 +135,13 @@ class InProcessSamplingClient:
             return missing_attribute("SamplingClient", name)
 
 
-def load_sampling_client(base: OpenedBase, path: str, state: SavedState) -> ClientFuture[Any]:
+def load_sampling_client(base: OpenedBase, path: str, state: SavedState, queue: str | None = None) -> ClientFuture[Any]:
     """A client of the weights that are saved at `path`, whose making is queued."""
     weights = base.new_weights(Path(path).name)
     loaded = base.thread.call(
         "create_sampling_client",
-        ops.LoadWeights(weights, Path(path)),
-        lambda _: InProcessSamplingClient(base, weights, state),
+        ops.LoadWeights(weights, Path(path), queue=queue),
+        lambda _: InProcessSamplingClient(base, weights, state, queue),
         partial(check_base, state, path, base.name),
         after=base.saves.under(Path(path)),
     )

@@ -52,7 +52,9 @@ Response = TypeVar("Response", SaveWeightsResponse, SaveWeightsForSamplerRespons
 class InProcessTrainingClient:
     """See `client.TrainingClient`."""
 
-    def __init__(self, base: OpenedBase, config: LoraConfig, run: LiveRun) -> None:
+    def __init__(self, base: OpenedBase, config: LoraConfig, run: LiveRun, queue: str | None = None) -> None:
+        """Its calls wait in this `queue`, or in one of their own."""
+        self._queue = queue
         self.model_id = run.model_id
         self._base = base
         self._adapter = ops.AdapterId(run.model_id)
@@ -151,7 +153,7 @@ class InProcessTrainingClient:
             "save_weights_and_get_sampling_client",
             {"name": name},
             ops.Freeze(self._adapter, weights),
-            lambda _: InProcessSamplingClient(self._base, weights, self._state(with_optimizer=False)),
+            lambda _: InProcessSamplingClient(self._base, weights, self._state(with_optimizer=False), self._queue),
         )
         return ClientFuture(frozen.future(), frozen.cancel)
 
@@ -162,7 +164,7 @@ class InProcessTrainingClient:
         require_neutral(retry_config=retry_config, record_stability_info=record_stability_info)
         self._base.thread.require_open()
         state = described_state(model_path, self._base.saves, with_optimizer=False)
-        client = load_sampling_client(self._base, model_path, state)
+        client = load_sampling_client(self._base, model_path, state, self._queue)
         self._base.observe(Call(self.model_id, "create_sampling_client", {"model_path": model_path}))
         return client
 
@@ -192,6 +194,7 @@ class InProcessTrainingClient:
         finish: Callable[[Any], Any] = lambda result: result,
         after: "Sequence[Future[Any]]" = (),
     ) -> APIFuture[Any]:
+        op = replace(op, queue=self._queue)
         return self._base.thread.call(self._observed(verb, arguments), op, finish, after=after)
 
     def _observed(self, verb: str, arguments: dict[str, Any]) -> str:

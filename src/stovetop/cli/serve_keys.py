@@ -12,10 +12,11 @@ from stovetop.cli.words import Action, count
 DEFAULT_STORAGE = Path.home() / ".stovetop" / "server"
 
 _LIMITS = {
-    "max_requests": "in the queue at once; over it, samples wait",
+    "max_requests": "in the queue at once; over it, samples and training wait",
     "max_tokens": "in the queue at once; likewise",
     "max_models": "training clients that are alive at once",
     "max_bytes": "of checkpoints",
+    "max_sampler_bytes": "of weights that were frozen and have no path; over it, the longest unused are deleted",
 }
 
 

@@ -1,19 +1,22 @@
 """What runs next. Knows tickets and their order, no tensor.
 
 The rule: ops of one adapter run in the order they came, so one op of each adapter is ready at most. Queues with a ready
-op stand in a line. The first of them has the turn and goes to the end of the line: its oldest ready op runs, for one
-pass at most, that is `max_tokens_per_pass` tokens; a large op does its next pass in the next turn of its queue. Where
-data of several adapters may train in one pass, the rest of it is filled with passes of the same kind that fit, of
-other adapters of this queue and then of the next queues, which keep their places in the line; optimizer steps run
-together likewise. So every queue has a turn in each round, and what one client has queued, however much it is, delays
-another's first op by one turn of each queue at most.
+op stand in a line, in which the one that has had the fewest tokens comes first (`sampling/turns.py`: start-time fair
+queueing). It has the turn: its oldest ready op runs, for one pass at most, that is `max_tokens_per_pass` tokens; a
+large op does its next pass in a later turn of its queue. Where data of several adapters may train in one pass, the rest
+of it is filled with passes of the same kind that fit, of other adapters of this queue and then of the next queues;
+optimizer steps run together likewise. Each queue pays for the tokens that are its own, whoever had the turn. So queues
+that are never empty get the same tokens, however large their ops are, and what one client has queued, however much it
+is, delays another's first op by one turn of each queue at most.
+
+An op without tokens costs a little, so that a queue of such ops does not keep others waiting: a step of an optimizer as
+much as a small part of a pass (`SHARE_OF_STEP`), what moves an adapter to the disk or from it more (`SHARE_OF_MOVE`).
 
 A turn costs the same however much is queued: it looks at a bounded number of ready ops, and at those, one of each
 adapter at most, that wait at the gate.
 
 Sampling is not scheduled here: it reads frozen weights only, so it needs no order. Whose prompts and samples come next
-is in `sampling/turns.py`, by another rule: there an item costs as much as it is long, and here a turn is one pass
-whatever is queued, so that going round is fair, and the line a dictionary.
+is decided there, by the same rule.
 """
 
 from bisect import bisect_left, insort
@@ -24,7 +27,9 @@ from itertools import islice
 
 from stovetop.engine import ops
 from stovetop.engine.ops import Ticket
+from stovetop.engine.sampling.turns import Turn, Turns
 
+SHARE_OF_STEP, SHARE_OF_MOVE = 1 / 256, 1 / 16  # of a pass: rough, so that tokens are what counts
 MAX_CANDIDATES = 32  # for a place beside the op whose turn it is; a bound, not a tuned number
 
 
@@ -62,7 +67,10 @@ class Scheduler:
         self._lanes: dict[str, deque[_Waiting]] = {}  # ops that keep their order, by adapter
         self._held: dict[str, ops.ScoreId] = {}  # lanes in which all waits for what became of a custom loss
         self._ready: dict[str, _Waiting] = {}  # by lane
-        self._line: dict[str, list[_Waiting]] = {}  # the same by queue, the next one first, in each the oldest first
+        self._queues: dict[str, list[_Waiting]] = {}  # the same by queue, in each the oldest first
+        self._turns = Turns()
+        self._places: dict[str, Turn] = {}  # of queues in the line
+        self._line: list[tuple[Turn, str]] = []  # the next one first
         self.may_begin: Callable[[Ticket], bool] = lambda ticket: True  # asked of what saves or loads
 
     def add(self, ticket: Ticket, passes: Sequence[int] = ()) -> None:
@@ -106,21 +114,37 @@ class Scheduler:
             return []
         first, *others = candidates
         turn = [first, *self._company(first, others)]
+        self._turns.served(self._places[first.queue])
         for waiting in turn:
+            self._pay(waiting, has_turn=waiting is first)
             waiting.has_begun = True
             if waiting.passes:
                 waiting.passes.popleft()
             if not waiting.passes:
                 self._remove(waiting)
-        if first.queue in self._line:
-            self._line[first.queue] = self._line.pop(first.queue)
         return [waiting.ticket for waiting in turn]
+
+    def _pay(self, waiting: _Waiting, *, has_turn: bool) -> None:
+        """Its queue gets a later place, behind those who have had as much, if the turn was its own."""
+        share = SHARE_OF_MOVE if waiting.saves or waiting.loads else SHARE_OF_STEP
+        self._turns.charge(waiting.queue, max(waiting.next_tokens, share * self._max_tokens))
+        place = self._places[waiting.queue]
+        begins, number = self._turns.next(waiting.queue, 0)
+        self._leave_line(waiting.queue)
+        self._stand_in_line(waiting.queue, (begins, number if has_turn else place[1]))
+
+    def _stand_in_line(self, queue: str, turn: Turn) -> None:
+        self._places[queue] = turn
+        insort(self._line, (turn, queue))
+
+    def _leave_line(self, queue: str) -> None:
+        del self._line[bisect_left(self._line, (self._places.pop(queue), queue))]
 
     def _candidates(self) -> Iterator[_Waiting]:
         """What saves or loads asks the gate; where that has no room for one save, it has none for the others."""
         a_save_may_begin: bool | None = None
-        for ready in self._line.values():
-            for waiting in ready:
+        for _, queue in self._line:
+            for waiting in self._queues[queue]:
                 if waiting.saves:
                     if a_save_may_begin is None:
                         a_save_may_begin = self.may_begin(waiting.ticket)
@@ -177,14 +201,17 @@ class Scheduler:
             return
         if now is not None:  # first, so that a queue keeps its place in the line
             self._ready[name] = now
-            insort(self._line.setdefault(now.queue, []), now, key=_number)
+            if now.queue not in self._places:
+                self._stand_in_line(now.queue, self._turns.next(now.queue, 0))
+            insort(self._queues.setdefault(now.queue, []), now, key=_number)
         else:
             self._ready.pop(name)
         if before is not None:
-            others = self._line[before.queue]
+            others = self._queues[before.queue]
             del others[bisect_left(others, _number(before), key=_number)]
             if not others:
-                del self._line[before.queue]
+                del self._queues[before.queue]
+                self._leave_line(before.queue)
 
 
 def _fitting(others: Sequence[_Waiting], room: int) -> list[_Waiting]:

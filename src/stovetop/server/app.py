@@ -5,10 +5,11 @@ While models load and the journal is replayed, every request but a health check 
 which the SDK waits longer than for a port that is closed.
 """
 
+import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from stovetop.concurrency import in_thread, started
 from stovetop.errors import APIStatusError, RequestFailedError, StovetopError
@@ -98,7 +100,7 @@ def make_app(
     )
 
 
-async def _serve(entrance: _Entrance, served: Served, request: Request) -> Response:
+async def _serve(entrance: _Entrance, served: Served, request: Request) -> "Response | _Sending":
     dialect, owner, begun_s = served.dialect, "", time.monotonic()
     try:
         owner = entrance.let_in(served, request)
@@ -118,7 +120,21 @@ async def _serve(entrance: _Entrance, served: Served, request: Request) -> Respo
         answer = dialect.refused(500, "the server failed; its log says why", None)
     response = _response(answer)
     _log(served, owner, response, time.monotonic() - begun_s)
-    return response
+    return response if answer.sent is None else _Sending(response, answer.sent)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sending:
+    """A response, and what is to be done when it is sent or its client has gone."""
+
+    response: Response
+    sent: Callable[[], object]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.response(scope, receive, send)
+        finally:
+            asyncio.get_running_loop().run_in_executor(None, self.sent)
 
 
 def _log(served: Served, owner: str, response: Response, seconds: float) -> None:

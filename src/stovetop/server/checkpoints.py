@@ -44,7 +44,7 @@ class Checkpoints:
         self._rows = {row.path: row for row in rows}
         self._being_saved = Counter[str]()
         self._latest = dict[str, int]()  # the last request that a save to the path was written for
-        self._in_use = Counter[str]()  # folders that a replay would read
+        self._in_use = Counter[str]()  # folders that a replay would read, or that are sent
         self._unwanted = set[str]()  # of them, those that no path stands for any more
         self._lock = threading.Lock()  # protects them all
 
@@ -222,7 +222,7 @@ class Checkpoints:
     # ---- folders -----------------------------------------------------------------------------------------------------
 
     def use(self, folder: str) -> None:
-        """A replay would read it: it stays until `unuse`."""
+        """A replay would read it, or a client is sent it: it stays until `unuse`."""
         with self._lock:
             self._in_use[folder] += 1
 

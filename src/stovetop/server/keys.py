@@ -66,6 +66,12 @@ def local_owner(key: str | None) -> str:
     return LOCAL
 
 
+def queue_of(owner: str) -> str | None:
+    """In which calls of this owner wait for their turns, whichever client they are of. Clients of a server without keys
+    may be of anybody, so each has turns of its own, and so have those of a key that is named `local`."""
+    return None if owner == LOCAL else f"owner:{owner}"
+
+
 def local_operator(_key: str | None) -> str:
     """Without a file of keys, whoever reaches the port runs the server. A browser has no key to show."""
     return LOCAL

@@ -17,6 +17,7 @@ from stovetop.futures import ClientFuture, pending, when_done
 from stovetop.server import codec
 from stovetop.server.checkpoints import path_of, row_of
 from stovetop.server.codec import ForwardBackward
+from stovetop.server.keys import queue_of
 from stovetop.server.requests import Outcome, Result
 from stovetop.server.rows import Change, CheckpointRow, ModelRow, SamplerRow, SnapshotRow, put
 from stovetop.server.shared import Shared
@@ -43,6 +44,7 @@ class Live:
     def __init__(self, model: ModelRow, shared: Shared) -> None:
         self.client: ClientFuture[InProcessTrainingClient] | None = None  # from request 0 on, or a snapshot
         self.snapshots = Snapshots(model, shared)
+        self._service = shared.service.in_queue(queue_of(model.owner))
         self._model = model
         self._shared = shared
 
@@ -50,7 +52,7 @@ class Live:
         """The model as it was behind its request `snapshot.n`."""
         metadata = {key: str(value) for key, value in json.loads(self._model.user_metadata).items()}
         place = str(self._shared.folders.at(snapshot.folder))
-        self.client = self._shared.service.create_training_client_from_state_with_optimizer(
+        self.client = self._service.create_training_client_from_state_with_optimizer(
             place, self._model.base_model, metadata, model_id=self._model.id
         )
         self.snapshots.restored(snapshot)
@@ -90,7 +92,7 @@ class Live:
         return made(self.client)
 
     def _make(self, verb: Make | MakeFrom) -> Called:
-        service, model_id = self._shared.service, self._model.id
+        service, model_id = self._service, self._model.id
         metadata = {key: str(value) for key, value in verb.user_metadata.items()}
         match verb:
             case Make():
@@ -112,7 +114,10 @@ class Live:
                     else service.create_training_client_from_state
                 )
                 self.client = create(
-                    str(self._shared.folders.at(verb.folder)), verb.base_model, metadata, model_id=model_id
+                    str(self._shared.folders.at(verb.folder)),
+                    verb.base_model,
+                    metadata,
+                    model_id=model_id,
                 )
                 self.snapshots.reads(verb.folder)
                 answer = {"type": "load_weights", "model_id": model_id, "path": verb.path}

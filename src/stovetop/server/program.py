@@ -36,6 +36,7 @@ from stovetop.types import GetInfoResponse, ModelData
 
 log = logging.getLogger(__name__)
 
+ROOM_S = 20.0  # that a request waits to be accepted; the SDK asks again for minutes
 MAX_ATTEMPTS = 3  # at replaying one request, before it is failed instead
 
 
@@ -97,9 +98,23 @@ class Program:
         """Calls it in its turn, and returns when it is committed, after `first`. The same seq is the same request.
         Raises where the service refuses to make the model: then there is none."""
         async with self._turn:
+            if call.seq > self._last_seq:
+                await self._wait_for_room(num_tokens_of(call.verb))
             request = await in_thread(partial(self._begin, call, first))
         await asyncio.wrap_future(request.committed)
         return request
+
+    async def _wait_for_room(self, num_tokens: int) -> None:
+        """In the queue of its owner. Raises RateLimitError when none has come in `ROOM_S` seconds."""
+        limits, owner = self._shared.limits, self.model.owner
+        give_up_s = asyncio.get_running_loop().time() + ROOM_S
+        while (left := limits.room(owner, num_tokens)) is not None:
+            try:
+                async with asyncio.timeout_at(give_up_s):
+                    await asyncio.wrap_future(left)
+            except TimeoutError:
+                limits.require_room(owner, num_tokens)
+                return
 
     def _begin(self, call: Call, first: Change | None) -> Request:
         with self._lock:

@@ -70,6 +70,7 @@ class Answer:
     media_type: str = JSON
     status: int = 200
     file: Path | None = None
+    sent: Callable[[], object] | None = None  # called when it is sent, or its client has gone; it may wait for the disk
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

@@ -32,6 +32,7 @@ from stovetop.server.rows import (
     ModelRow,
     RequestRow,
     SamplerRow,
+    ServedRow,
     SessionRow,
     SnapshotRow,
 )
@@ -94,7 +95,8 @@ def recover(
     if all([_is_brought_back(program) for program in tails]):
         for folder in read - checkpoints.needed():  # of checkpoints that were deleted: it goes when no replay reads it
             checkpoints.remove_folder(folder)
-    sessions = Sessions(journal, {row.id: row for row in journal.rows(SessionRow)})
+    served_until_s = max((row.until_s for row in journal.rows(ServedRow)), default=None)
+    sessions = Sessions(journal, {row.id: row for row in journal.rows(SessionRow)}, served_until_s)
     of_models = Programs(shared, programs)
     return Parts(
         service, journal, sessions, requests, checkpoints, samplers, of_models, limits, Links(), activity, storage

@@ -199,18 +199,25 @@ async def archive_url(parts: Parts, asked: Asked) -> Answer:
 
 
 async def download(parts: Parts, asked: Asked) -> Answer:
-    """What a link leads to. No key is asked for."""
+    """What a link leads to. No key is asked for. The files stay until they are sent, if the checkpoint is deleted or
+    overwritten meanwhile."""
     link = bodies.read_query(bodies.Download, asked.query)
     parts.links.check(link)
     row = parts.checkpoints.find_signed(link.path, link.n)
-    files = await in_thread(partial(parts.checkpoints.files, row))
-    if not link.file:
-        shown = {"content-disposition": f'attachment; filename="{row.name}.tar"'}
-        return Answer(tar(files), "application/x-tar", headers=shown)
-    for file in files:
-        if file.name == link.file:
-            return Answer(b"", "application/octet-stream", file=file)
-    raise NotFoundError(f"this checkpoint has no file of this name: {link.file!r}")
+    parts.checkpoints.use(row.folder)
+    sent = partial(parts.checkpoints.unuse, row.folder)
+    try:
+        files = await in_thread(partial(parts.checkpoints.files, row))
+        if not link.file:
+            shown = {"content-disposition": f'attachment; filename="{row.name}.tar"'}
+            return Answer(tar(files), "application/x-tar", headers=shown, sent=sent)
+        for file in files:
+            if file.name == link.file:
+                return Answer(b"", "application/octet-stream", file=file, sent=sent)
+        raise NotFoundError(f"this checkpoint has no file of this name: {link.file!r}")
+    except BaseException:
+        await in_thread(sent)
+        raise
 
 
 def _readable(parts: Parts, asked: Asked) -> CheckpointRow:

@@ -21,9 +21,10 @@ VERSION = 2  # of the schema; a journal of another one is refused by name
 
 SCHEMA = """
 CREATE TABLE session (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, body TEXT NOT NULL, finished TEXT,
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, body TEXT NOT NULL, finished TEXT, seen_s REAL,
     checksum INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE served (id INTEGER PRIMARY KEY, until_s REAL NOT NULL, checksum INTEGER NOT NULL) STRICT;
 CREATE TABLE model (
     id TEXT PRIMARY KEY, session_id TEXT NOT NULL, owner TEXT NOT NULL, base_model TEXT NOT NULL,
     lora_rank INTEGER NOT NULL, user_metadata TEXT NOT NULL, created_s REAL NOT NULL,
@@ -42,7 +43,7 @@ CREATE TABLE snapshot (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE sampler (
     id TEXT PRIMARY KEY, session_id TEXT NOT NULL, owner TEXT NOT NULL, base_model TEXT NOT NULL, model_path TEXT,
-    model_id TEXT, n INTEGER, folder TEXT, checksum INTEGER NOT NULL
+    model_id TEXT, n INTEGER, folder TEXT, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE drawn (
     sampler_id TEXT NOT NULL, client INTEGER NOT NULL, first INTEGER NOT NULL, stop INTEGER NOT NULL,
@@ -79,6 +80,15 @@ class SessionRow:
     created_s: float  # since the epoch, as all times here
     body: str  # JSON
     finished: str | None = None  # JSON
+    seen_s: float | None = None  # when it was last heard of, as of the last sweep; None: not since it was made
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRow:
+    """Until when the server was there, as of its last sweep. There is one."""
+
+    id: int
+    until_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,7 @@ class SamplerRow:
     model_id: str | None = None
     n: int | None = None
     folder: str | None = None
+    size_bytes: int = 0  # of a folder that no path has
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +192,30 @@ class AnswerRow:
     body: bytes  # JSON, compressed
 
 
-Row = SessionRow | ModelRow | RequestRow | ResultRow | SnapshotRow | SamplerRow | DrawnRow | CheckpointRow | AnswerRow
+Row = (
+    SessionRow
+    | ServedRow
+    | ModelRow
+    | RequestRow
+    | ResultRow
+    | SnapshotRow
+    | SamplerRow
+    | DrawnRow
+    | CheckpointRow
+    | AnswerRow
+)
 AnyRow = TypeVar(
-    "AnyRow", SessionRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow, AnswerRow
+    "AnyRow",
+    SessionRow,
+    ServedRow,
+    ModelRow,
+    RequestRow,
+    ResultRow,
+    SnapshotRow,
+    SamplerRow,
+    DrawnRow,
+    CheckpointRow,
+    AnswerRow,
 )
 
 
@@ -265,5 +297,5 @@ def _columns(kind: type[Row]) -> list[str]:
 
 
 TABLES: tuple[type[Row], ...] = (
-    SessionRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow, AnswerRow,
+    SessionRow, ServedRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow, AnswerRow,
 )  # fmt: skip

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stovetop.client import SamplingClient, ServiceClient
+from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.client import SamplingClient
 from stovetop.errors import InvalidRequest, NotFoundError, StovetopError
 from stovetop.futures import APIFuture, ClientFuture, pending, when_done
 from stovetop.saved_states import base_model_of
@@ -26,12 +27,14 @@ from stovetop.server.checkpoints import Checkpoints
 from stovetop.server.completions import AHEAD, BLOCK, MOST_CLIENTS, Completion, Completions
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal, done, follow
+from stovetop.server.keys import queue_of
 from stovetop.server.requests import Gone, Outcome, Request, Requests, Result
 from stovetop.server.rows import Change, DrawnRow, SamplerRow, put
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 log = logging.getLogger(__name__)
 
+UNUSED_S = 60.0  # without a sample: weights that no path has may be deleted
 MOST_COPIES = 2**14  # clients of one session, in as many processes
 _SAMPLE = "sample-"  # what ids of samples begin with
 
@@ -116,7 +119,7 @@ class Samplers:
 
     def __init__(
         self,
-        service: ServiceClient,
+        service: InProcessServiceClient,
         journal: Journal,
         requests: Requests,
         checkpoints: Checkpoints,
@@ -164,13 +167,17 @@ class Samplers:
     ) -> tuple[SamplerRow, ClientFuture[SamplingClient]]:
         if body.model_path is None:
             assert body.base_model is not None, "the body has one of both"
-            client = self._service.create_sampling_client(base_model=body.base_model)
+            client = self._of(owner).create_sampling_client(base_model=body.base_model)
             return SamplerRow(sampler_id, body.session_id, owner, body.base_model), client
         folder = self._checkpoints.find(body.model_path, owner).folder
         place = self._folders.at(folder)
-        client = self._service.create_sampling_client(model_path=str(place))
+        client = self._of(owner).create_sampling_client(model_path=str(place))
         base_model = base_model_of(place)
         return SamplerRow(sampler_id, body.session_id, owner, base_model, body.model_path, folder=folder), client
+
+    def _of(self, owner: str) -> InProcessServiceClient:
+        """What makes this owner's clients."""
+        return self._service.in_queue(queue_of(owner))
 
     def add_frozen(self, row: SamplerRow, client: ClientFuture[SamplingClient], committed: "Future[None]") -> None:
         """The weights of a training client, as of its request `row.n`, with which the row is committed: until then none
@@ -215,9 +222,9 @@ class Samplers:
                 raise
             raise InvalidRequest(str(error).replace(place, sampler.row.model_path or sampler.row.id)) from error
 
-    def open_folder(self, folder: str) -> ClientFuture[SamplingClient]:
+    def open_folder(self, folder: str, owner: str) -> ClientFuture[SamplingClient]:
         """A client of what is saved there, which belongs to no session."""
-        return self._service.create_sampling_client(model_path=str(self._folders.at(folder)))
+        return self._of(owner).create_sampling_client(model_path=str(self._folders.at(folder)))
 
     def write_all(self, model_id: str, n: int) -> "list[Writing]":
         """Begins to write the frozen weights of this model, as of its request `n` or before, that no folder has yet."""
@@ -245,7 +252,8 @@ class Samplers:
             except BaseException:
                 sampler.writing = None  # the next one who needs it tries again
                 raise
-            sampler.row = replace(sampler.row, folder=self._folders.name_of(writing.folder))
+            size_bytes = sum(file.stat().st_size for file in writing.folder.iterdir())
+            sampler.row = replace(sampler.row, folder=self._folders.name_of(writing.folder), size_bytes=size_bytes)
             sampler.open = self._opener(sampler.row)
             return sampler.row
 
@@ -295,16 +303,36 @@ class Samplers:
         """The sampling sessions of these sessions that no path has, and their folders."""
         for sampler in list(self._by_id.values()):
             if sampler.is_frozen and sampler.row.session_id in session_ids and not sampler.is_being_made:
-                self._drop_samples(sampler)
-                of_sampler = (sampler.row.id,)
-                self._journal.put(
-                    Change("DELETE FROM drawn WHERE sampler_id = ?", of_sampler),
-                    Change("DELETE FROM sampler WHERE id = ?", of_sampler),
-                ).result()
-                with self._lock:
-                    self._by_id.pop(sampler.row.id, None)
-                if sampler.row.folder is not None:
-                    self._folders.remove(sampler.row.folder)
+                self._delete(sampler)
+
+    def delete_beyond(self, bytes_of: Callable[[str], int | None]) -> None:
+        """Frozen weights of owners who have more bytes of them on the disk than that (None: any number), those first
+        that were not used for longest. What was used a moment ago stays, whatever there is."""
+        before_s, by_owner = time.monotonic() - UNUSED_S, dict[str, list[Sampler]]()
+        for sampler in list(self._by_id.values()):
+            if sampler.is_frozen and sampler.row.folder is not None:
+                by_owner.setdefault(sampler.row.owner, []).append(sampler)
+        for owner, written in by_owner.items():
+            limit, size_bytes = bytes_of(owner), sum(sampler.row.size_bytes for sampler in written)
+            if limit is None or size_bytes <= limit:
+                continue
+            for sampler in sorted(written, key=lambda sampler: (sampler.used_s, sampler.row.n or 0)):
+                if size_bytes > limit and sampler.used_s < before_s and not sampler.is_drawing:
+                    size_bytes -= sampler.row.size_bytes
+                    self._delete(sampler)
+                    log.info("deleted, since its owner has too many bytes of such weights: %s", sampler.row.id)
+
+    def _delete(self, sampler: Sampler) -> None:
+        self._drop_samples(sampler)
+        of_sampler = (sampler.row.id,)
+        self._journal.put(
+            Change("DELETE FROM drawn WHERE sampler_id = ?", of_sampler),
+            Change("DELETE FROM sampler WHERE id = ?", of_sampler),
+        ).result()
+        with self._lock:
+            self._by_id.pop(sampler.row.id, None)
+        if sampler.row.folder is not None:
+            self._folders.remove(sampler.row.folder)
 
     def needed(self) -> set[str]:
         """The folders that sessions would be opened from."""
@@ -313,7 +341,9 @@ class Samplers:
     def _find(self, sampler_id: str, owner: str) -> Sampler:
         sampler = self._by_id.get(sampler_id)
         if sampler is None or sampler.row.owner != owner or not _is_committed(sampler):
-            raise NotFoundError(f"there is no sampling session of this id: {sampler_id!r}")
+            raise NotFoundError(
+                f"there is no sampling session of this id, or no more; make another one: {sampler_id!r}"
+            )
         return sampler
 
     def _opener(self, row: SamplerRow) -> Open:
@@ -321,11 +351,11 @@ class Samplers:
             if row.folder is None and row.model_id is not None:
                 raise Gone(f"the weights of this sampling session are gone; make another one: {row.id!r}")
             if row.folder is None:
-                return self._service.create_sampling_client(base_model=row.base_model)
+                return self._of(row.owner).create_sampling_client(base_model=row.base_model)
             place = self._folders.at(row.folder)
             if not place.is_dir():
                 raise Gone(f"the checkpoint that this session samples from was deleted: {row.model_path!r}")
-            return self._service.create_sampling_client(model_path=str(place))
+            return self._of(row.owner).create_sampling_client(model_path=str(place))
 
         return open_client
 

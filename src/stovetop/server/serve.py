@@ -108,6 +108,7 @@ class Server:
             self._options.opened()
             self._watch(parts)
             self._shut()
+            parts.sessions.keep(time.time())
 
     def _watch(self, parts: Parts) -> None:
         """Until it is told to stop."""

@@ -14,19 +14,22 @@ from stovetop.errors import NotFoundError
 from stovetop.server.bodies import CreateSession, FinishSession
 from stovetop.server.journal import Journal
 from stovetop.server.requests import Gone
-from stovetop.server.rows import SessionRow, put
+from stovetop.server.rows import ServedRow, SessionRow, amend, put
 
 ALIVE_S = 900.0  # since a client was heard of: its heart beats every 10 s
 
 
 class Sessions:
-    """All of them, with when each was last heard of (monotonic seconds; not kept over a restart, at which each counts
-    as heard of)."""
+    """All of them, with when each was last heard of (monotonic seconds). That is kept as of the last sweep; the time in
+    which there was no server does not count as a client's silence."""
 
-    def __init__(self, journal: Journal, rows: Mapping[str, SessionRow]) -> None:
+    def __init__(self, journal: Journal, rows: Mapping[str, SessionRow], served_until_s: float | None = None) -> None:
+        """`served_until_s`: when the server before this one was last there; None: there was none."""
         self._journal = journal
         self._rows = dict(rows)
-        self.last_seen_s = dict.fromkeys(rows, time.monotonic())
+        now_s = time.monotonic()
+        self.last_seen_s = {row.id: now_s - _silence_s(row, served_until_s) for row in rows.values()}
+        self._kept_s = dict(self.last_seen_s)  # the same, as it is kept
         self._lock = threading.Lock()  # protects the rows: a session finishes once
 
     def create(self, body: CreateSession, owner: str) -> tuple[SessionRow, "Future[None]"]:
@@ -91,16 +94,36 @@ class Sessions:
             row = self.find(session_id, owner)
             if row.finished is None:
                 row = self._rows[session_id] = replace(row, finished=body.model_dump_json())
-            return self._journal.put(put(row))
+            return self._journal.put(amend(SessionRow, "finished", row.finished, "id = ?2", row.id))
+
+    def keep(self, now_s: float) -> None:
+        """Writes down of whom was heard since this was last done, as of now, in seconds since the epoch."""
+        epoch_s = now_s - time.monotonic()
+        heard = {
+            session_id: seen_s
+            for session_id, seen_s in list(self.last_seen_s.items())
+            if self._kept_s.get(session_id) != seen_s
+        }
+        changes = [
+            amend(SessionRow, "seen_s", epoch_s + seen_s, "id = ?2", session_id) for session_id, seen_s in heard.items()
+        ]
+        self._journal.put_soon(*changes, put(ServedRow(1, now_s)))
+        self._kept_s |= heard
 
     def assign(self, session_id: str, project_id: str, owner: str) -> "Future[None]":
         """It belongs to this project from now on."""
         with self._lock:
             row = self.find(session_id, owner)
             body = json.dumps({**json.loads(row.body), "project_id": project_id})
-            row = self._rows[session_id] = replace(row, body=body)
-            return self._journal.put(put(row))
+            self._rows[session_id] = replace(row, body=body)
+            return self._journal.put(amend(SessionRow, "body", body, "id = ?2", session_id))
 
     def metadata_of(self, row: SessionRow) -> dict[str, Any]:
         """What the user said of the whole session."""
         return json.loads(row.body).get("user_metadata") or {}
+
+
+def _silence_s(row: SessionRow, served_until_s: float | None) -> float:
+    """How long nothing was heard of a client while the server before this one was there."""
+    seen_s = row.created_s if row.seen_s is None else row.seen_s
+    return 0.0 if served_until_s is None else max(0.0, served_until_s - seen_s)

@@ -10,7 +10,8 @@ A request whose result is forgotten is still known: sent again, it is not done a
     finished, and silent        deleted, but for what they saved      deleted
       for KEPT_S
 
-Frozen samplers are those whose weights no path has. A sampler that was not used for QUIET_S goes out of memory too,
+Frozen samplers are those whose weights no path has; the longest unused go also when an owner has too many bytes of
+them. A sampler that was not used for QUIET_S goes out of memory too,
 whatever its session does.
 """
 
@@ -34,7 +35,9 @@ def sweep(parts: Parts, now_s: float) -> None:
     old = "DELETE FROM result WHERE done_s < ? AND n IN (SELECT n FROM request WHERE body IS NULL)"
     parts.journal.put_soon(Change(old, (now_s - KEPT_IN_JOURNAL_S,)))
     parts.journal.put_soon(sweep_answers(now_s))
+    parts.sessions.keep(now_s)
     parts.checkpoints.delete_expired(now_s)
+    parts.samplers.delete_beyond(parts.limits.sampler_bytes_of)
     _reap(parts)
 
 

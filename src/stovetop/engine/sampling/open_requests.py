@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.lora.weights import AdapterWeights
-from stovetop.engine.ops import Ticket, queue_of
+from stovetop.engine.ops import Op, Ticket, queue_of
 from stovetop.engine.sampling.samples import Request, Start
 from stovetop.engine.sampling.turns import Turn, Turns
 
@@ -21,8 +21,8 @@ class _Held:
 
 
 class Ready:
-    """What is computed and has samples that have no room yet. Queues are served in turn, a turn being one sample, and
-    in each the oldest first."""
+    """What is computed and has samples that have no room yet. The queue for which the fewest tokens were drawn is
+    served first, and in each the oldest; what a sample costs is known when it has ended, so it counts then."""
 
     def __init__(self) -> None:
         self._starts: OrderedDict[int, Start] = OrderedDict()  # by id, oldest first
@@ -78,6 +78,10 @@ class Ready:
         self.remove(start)
         if queue in self._turn_of:
             self._turn_of[queue] = self._turns.next(queue, 1)
+
+    def charge(self, op: Op, num_tokens: int) -> None:
+        """So many tokens were drawn for it."""
+        self._turns.charge(queue_of(op), num_tokens)
 
     def remove(self, start: Start) -> None:
         queue = queue_of(start.prompt.op)

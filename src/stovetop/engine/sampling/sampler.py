@@ -181,6 +181,7 @@ class Sampler:
     def _end_if_done(self, sequence: Running) -> None:
         request = sequence.request
         if sequence.ended():
+            self._ready.charge(request.prompt.op, len(sequence.tokens))
             request.done[sequence.index] = sequence.result()
             del request.begun[sequence.index]
             if request.is_complete:

@@ -28,6 +28,10 @@ class Turns:
         self._ends[queue] = begins + cost
         return begins, next(self._numbers)
 
+    def charge(self, queue: str, cost: float) -> None:
+        """What was done for a queue cost so much more than was known when it began."""
+        self._ends[queue] = max(self._now, self._ends.get(queue, 0.0)) + cost
+
     def before_all(self) -> Turn:
         """Of an item that goes on where it had begun."""
         return FIRST, next(self._backwards)

@@ -11,6 +11,7 @@ from typing import Any
 
 from stovetop.client import SamplingClient
 from stovetop.errors import NotFoundError
+from stovetop.server.keys import queue_of
 from stovetop.server.recovery import Parts
 from stovetop.server.rows import CheckpointRow, SamplerRow
 
@@ -42,22 +43,23 @@ class Models:
     def find(self, parts: Parts, name: str, owner: str) -> Target:
         """Waits for weights that are still read: not for an event loop."""
         if name in _lengths(parts):
-            return Target(name, name, None, parts.service.create_sampling_client(base_model=name).result())
+            service = parts.service.in_queue(queue_of(owner))
+            return Target(name, name, None, service.create_sampling_client(base_model=name).result())
         frozen = _weights_of(parts, name, owner)
         match frozen:
             case CheckpointRow():
                 base_model = _base_model_of(parts, frozen)
-                return Target(name, base_model, frozen.path, self._opened(parts, frozen.folder))
+                return Target(name, base_model, frozen.path, self._opened(parts, frozen.folder, owner))
             case SamplerRow():
                 return Target(name, frozen.base_model, frozen.id, parts.samplers.client_of(frozen.id, owner))
 
-    def _opened(self, parts: Parts, folder: str) -> SamplingClient:
+    def _opened(self, parts: Parts, folder: str, owner: str) -> SamplingClient:
         with self._lock:
             client = self._open.get(folder)
             if client is not None:
                 self._open.move_to_end(folder)
                 return client
-        client = parts.samplers.open_folder(folder).result()
+        client = parts.samplers.open_folder(folder, owner).result()
         with self._lock:
             self._open[folder] = client
             while len(self._open) > MAX_OPEN:
