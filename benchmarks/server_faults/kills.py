@@ -7,8 +7,8 @@ import signal
 import sqlite3
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from server_faults.wire import Wire, program
 
 NUM_TENANTS = 3
 NUM_STEPS = 20  # of each
-NUM_ROUNDS = 2  # of each client of its own
-SHORT_S = 0.015  # from a commit to the kill
+NUM_ROUNDS = 4  # of each client of its own
+SHORT_S = 0.1  # of work after a start, of clients of our own
 STARTING_S = 0.2
 LIMIT_S = 600.0  # for a run
 LONGEST_S = 0.4  # of work after a start
-BEHIND_S = 0.01  # a commit, which most often is of a request that is not answered yet
 
 
 def undisturbed(folder: Path, backend: str, seed: int, num_steps: int = NUM_STEPS) -> dict[str, Any]:
@@ -99,8 +98,9 @@ def run_wire(folder: Path, backend: str, seed: int, num_rounds: int = NUM_ROUNDS
     with killable(place / "killed", backend) as server, ThreadPoolExecutor(NUM_TENANTS) as asking:
         asked = [asking.submit(program, client, num_rounds, lora_seed) for lora_seed, client in _wires(server.url)]
         while not all(future.done() for future in asked):
-            if _commits(server, asked):
-                time.sleep(rng.uniform(0, SHORT_S))
+            wait_until_serving(server.url)  # a commit of its replay is none
+            time.sleep(rng.uniform(0, SHORT_S))
+            if _is_under_way(server.storage, rng, lambda: all(future.done() for future in asked)):
                 server.end(signal.SIGKILL)
                 kills.append(under_way(server.storage))
                 server.start()
@@ -123,18 +123,6 @@ def _wires(url: str) -> list[tuple[int, Wire]]:
     return [(seed, Wire(url, name=f"wire-{seed}")) for seed in range(NUM_TENANTS)]
 
 
-def _commits(server: Process, asked: "Sequence[Future[Any]]") -> bool:
-    """Waits for a commit of a server that serves, and not of its replay. False where all is done before."""
-    wait_until_serving(server.url)
-    wal = server.storage / "journal.sqlite-wal"
-    before = _size(wal)
-    while _size(wal) == before:
-        if all(future.done() for future in asked):
-            return False
-        time.sleep(0.001)
-    return True
-
-
 def tenants_of(url: str, seed: int, num_steps: int) -> list[Tenant]:
     tenants = [Tenant(url, 100 * seed + index, num_steps) for index in range(NUM_TENANTS)]
     for tenant in tenants:
@@ -153,24 +141,32 @@ def wait_for(tenants: Sequence[Tenant], limit_s: float = LIMIT_S) -> None:
 
 
 def _works(server: Process, tenants: Sequence[Tenant], rng: random.Random) -> bool:
-    """Waits for a moment at which the server is to be killed: once in ten it is starting, else it has just committed
-    something. False where the tenants are done before."""
+    """Waits for a moment at which the server is to be killed: once in ten it is starting, else see below. False
+    where the tenants are done before."""
     if rng.random() < 0.1:
         time.sleep(rng.uniform(0, 0.5))
         return True
-    wal = server.storage / "journal.sqlite-wal"
     while not is_serving(server.url):
         if _are_done(tenants):
             return False
         time.sleep(0.02)
-    for pause_s in (rng.uniform(0, LONGEST_S), rng.uniform(0, BEHIND_S)):
-        before = _size(wal)
-        while _size(wal) == before:
-            if _are_done(tenants):
-                return False
-            time.sleep(0.001)
-        time.sleep(pause_s)
-    return True
+    time.sleep(rng.uniform(0, LONGEST_S))
+    return _is_under_way(server.storage, rng, lambda: _are_done(tenants))
+
+
+def _is_under_way(storage: Path, rng: random.Random, is_done: Callable[[], bool]) -> bool:
+    """Waits for a commit, and, nine times of ten, until the journal has a request that is not answered. False where all
+    is done before."""
+    wal = storage / "journal.sqlite-wal"
+    anything = rng.random() < 0.1
+    before = _size(wal)
+    while not is_done():
+        now = _size(wal)
+        if now != before and (anything or under_way(storage) != "nothing"):
+            return True
+        before = now
+        time.sleep(0.001)
+    return False
 
 
 def _size(path: Path) -> tuple[int, int]:
@@ -192,7 +188,7 @@ def under_way(storage: Path) -> str:
             (unanswered,) = journal.execute(
                 "SELECT count(*) FROM request LEFT JOIN result USING (n) WHERE result.n IS NULL AND body IS NOT NULL"
             ).fetchone()
-        except sqlite3.OperationalError:  # it was killed before it had made its tables
+        except sqlite3.DatabaseError:  # it was killed before it had made its tables, or is copied while it writes
             unanswered = 0
         finally:
             journal.close()
