@@ -152,8 +152,8 @@ def test_over_the_wire_a_published_loop_does_not_notice_that_its_server_is_kille
             process.kill()
             process.wait(30)
     assert code == 0, (tmp_path / "said.txt").read_text()[-4000:]
-    steps = [row["step"] for row in read_rows(tmp_path / "log" / "metrics.jsonl")]
-    assert sorted(set(steps)) == list(range(NUM_STEPS_OVER_THE_WIRE))
+    steps = {row["step"] for row in read_rows(tmp_path / "log" / "metrics.jsonl")}
+    assert set(range(NUM_STEPS_OVER_THE_WIRE)) <= steps  # and the last evaluation
 
 
 @pytest.mark.parametrize("run", ["reinforcement_stable", "flat_reinforcement_stable"])
