@@ -136,6 +136,19 @@ def test_queues_whose_ops_differ_tenfold_in_size_get_the_same_tokens(share_passe
     assert jain > 0.98
 
 
+def test_a_queue_with_large_ops_does_not_run_along_for_ever_where_all_fit_into_one_pass() -> None:
+    """An adapter has one op at a time, so one with small ops cannot have more tokens in a pass."""
+    scheduler, tokens, sizes = Scheduler(PASS, share_passes=True), Counter[str](), {"small": 1, "large": 10}
+    for number in range(4000):
+        queue = "small" if number % 2 else "large"
+        scheduler.add(ops.Ticket(number, backward(queue, queue)), [sizes[queue]])
+    for _ in range(1000):
+        for ticket in scheduler.next_turn():
+            tokens[ops.queue_of(ticket.op)] += sizes[ops.queue_of(ticket.op)]
+    assert tokens["small"] > 800
+    assert abs(tokens["small"] - tokens["large"]) <= PASS + 10
+
+
 def test_a_queue_that_was_empty_has_no_more_to_get_than_one_that_comes() -> None:
     scheduler, ran = Scheduler(PASS, share_passes=False), []
     for number in range(10):

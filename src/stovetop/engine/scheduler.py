@@ -5,7 +5,8 @@ op stand in a line, in which the one that has had the fewest tokens comes first 
 queueing). It has the turn: its oldest ready op runs, for one pass at most, that is `max_tokens_per_pass` tokens; a
 large op does its next pass in a later turn of its queue. Where data of several adapters may train in one pass, the rest
 of it is filled with passes of the same kind that fit, of other adapters of this queue and then of the next queues;
-optimizer steps run together likewise. Each queue pays for the tokens that are its own, whoever had the turn. So queues
+optimizer steps run together likewise. Each queue pays for the tokens that are its own, whoever had the turn; one that
+is ahead of the first by more than a pass does not run along, though there were room. So queues
 that are never empty get the same tokens, however large their ops are, and what one client has queued, however much it
 is, delays another's first op by one turn of each queue at most.
 
@@ -160,7 +161,9 @@ class Scheduler:
             case ops.OptimStep():
                 return alike
             case ops.Forward() | ops.ForwardBackward() if self._share_passes:
-                return _fitting(alike, self._max_tokens - first.next_tokens)
+                latest = self._places[first.queue][0] + self._max_tokens
+                near = [other for other in alike if self._places[other.queue][0] <= latest]
+                return _fitting(near, self._max_tokens - first.next_tokens)
             case _:
                 return []
 
