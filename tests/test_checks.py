@@ -120,7 +120,9 @@ def test_numbers_of_the_algorithms_are_numbers(call: Callable[[Any], object], wr
 
 def test_a_value_of_what_was_just_computed_is_the_same_value_and_its_fields_are_not_looked_at() -> None:
     tokens = [1, 2]
-    made = unchecked(SampledSequence, stop_reason="stop", tokens=tokens, logprobs=[-1.0, -2.0], sequence_id="a")
+    made = unchecked(
+        SampledSequence, stop_reason="stop", tokens=tokens, logprobs=[-1.0, -2.0], sequence_id="a", topk_logprobs=None
+    )
     assert made == SampledSequence("stop", [1, 2], [-1.0, -2.0], "a")
     assert made.tokens is tokens  # a check would have made a copy of it
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.client import SamplingClient
-from stovetop.errors import InvalidRequest, NotFoundError, StovetopError
+from stovetop.errors import CheckpointError, InvalidRequest, NotFoundError, StovetopError
 from stovetop.futures import APIFuture, ClientFuture, pending, when_done
 from stovetop.saved_states import base_model_of
 from stovetop.server import bodies, codec
@@ -216,11 +216,11 @@ class Samplers:
     def _client(self, sampler: Sampler) -> SamplingClient:
         try:
             return sampler.opened()
-        except StovetopError as error:  # clients know what is damaged by its path, if it has one
+        except (CheckpointError, InvalidRequest) as error:  # clients know it by its path, if it has one
             place = str(self._folders.at(sampler.row.folder or ""))
             if place not in str(error):
                 raise
-            raise InvalidRequest(str(error).replace(place, sampler.row.model_path or sampler.row.id)) from error
+            raise type(error)(str(error).replace(place, sampler.row.model_path or sampler.row.id)) from error
 
     def open_folder(self, folder: str, owner: str) -> ClientFuture[SamplingClient]:
         """A client of what is saved there, which belongs to no session."""
