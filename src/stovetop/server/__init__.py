@@ -10,7 +10,8 @@ bodies, codec  JSON and protobuf to values; wire: the messages           verbs  
 program        one model: call, put, acknowledge; replay                 programs   all of them
 live           one model in memory                                       ours       what the protocol has no word for
 snapshots      where a model's replay begins                             recovery   from the journal to all of this
-sessions, samplers, requests, checkpoints   the other things that clients name
+sessions, requests, checkpoints   other things that clients name
+samplers       all sampling sessions; sampler: one; samples: what is drawn
 activity       what was done, and the log of it                         overview   what there is at this moment
 page           `/`, which shows both                                    metrics    `/metrics`, likewise
 completions    samples that have ended, for one question about all      sweeping   what is forgotten in time

@@ -22,7 +22,8 @@ from stovetop.server.programs import model_id_of
 from stovetop.server.recovery import Parts
 from stovetop.server.requests import Gone, Request, Result, digest_of
 from stovetop.server.rows import ModelRow
-from stovetop.server.samplers import describe, is_sample, session_of
+from stovetop.server.sampler import is_sample, session_of
+from stovetop.server.samplers import describe
 from stovetop.server.verbs import Freeze, Load, Make, MakeFrom, Save, Step, Verb, call, call_of
 from stovetop.types import LoraConfig
 

@@ -12,99 +12,29 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.client import SamplingClient
 from stovetop.errors import CheckpointError, InvalidRequest, NotFoundError, StovetopError
-from stovetop.futures import APIFuture, ClientFuture, pending, when_done
+from stovetop.futures import ClientFuture, pending, when_done
 from stovetop.saved_states import base_model_of
-from stovetop.server import bodies, codec
+from stovetop.server import bodies
 from stovetop.server.checkpoints import Checkpoints
-from stovetop.server.completions import AHEAD, BLOCK, MOST_CLIENTS, Completion, Completions
+from stovetop.server.completions import BLOCK, MOST_CLIENTS, Completions
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal, done, follow
 from stovetop.server.keys import queue_of
-from stovetop.server.requests import Gone, Outcome, Request, Requests, Result
+from stovetop.server.requests import Gone, Request, Requests
 from stovetop.server.rows import Change, DrawnRow, SamplerRow, put
-from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from stovetop.server.sampler import Open, Sampler, Writing, ids_of_samples
+from stovetop.server.samples import completion_of, draw, num_tokens_of, outcome_of, tokens_of
 
 log = logging.getLogger(__name__)
 
 UNUSED_S = 60.0  # without a sample: weights that no path has may be deleted
-MOST_COPIES = 2**14  # clients of one session, in as many processes
-_SAMPLE = "sample-"  # what ids of samples begin with
-
-Open = Callable[[], ClientFuture[SamplingClient]]
-
-
-@dataclass(slots=True, eq=False)
-class Sampler:
-    """One sampling session. Its client is opened when it is first needed."""
-
-    row: SamplerRow
-    open: Open
-    client: ClientFuture[SamplingClient] | None
-    committed: "Future[None]"
-    lost: dict[int, range] | None = None  # of one of before a restart: places that were written down, by client
-    writing: "Writing | None" = None  # the weights, which were frozen in memory
-    used_s: float = field(default_factory=time.monotonic)
-    requests: dict[int, Request] = field(default_factory=dict[int, Request])  # by seq_id
-    completions: dict[int, Completions] = field(default_factory=dict[int, Completions])  # by the number of a client
-    lock: threading.Lock = field(default_factory=threading.Lock)  # protects all of this
-
-    @property
-    def is_frozen(self) -> bool:
-        """Of weights that no path has."""
-        return self.row.model_id is not None
-
-    @property
-    def is_being_made(self) -> bool:
-        """Its weights are not frozen yet, or they are being written."""
-        is_frozen = self.committed.done() and (self.client is None or self.client.done())
-        return not is_frozen or (self.writing is not None and self.row.folder is None)
-
-    @property
-    def is_drawing(self) -> bool:
-        return any(request.finished_s is None for request in list(self.requests.values()))
-
-    def completions_of(self, client_number: int) -> Completions:
-        """Those of a client, under the lock."""
-        if client_number not in self.completions and len(self.completions) >= MOST_COPIES:
-            raise InvalidRequest(
-                f"a sampling session may have {MOST_COPIES} clients; make another one: {self.row.id!r}"
-            )
-        if client_number not in self.completions:
-            lost = range(0) if self.lost is None else self.lost.get(client_number, range(AHEAD))
-            first = _ids_of_samples(self.row.id), client_number * BLOCK
-            self.completions[client_number] = Completions(first, lost)
-        return self.completions[client_number]
-
-    def release(self, seq_id: int) -> None:
-        """The client has this sample, or will not come for it."""
-        client_number, place = divmod(seq_id, BLOCK)
-        if client_number in self.completions:
-            self.completions[client_number].release(place)
-
-    def opened(self) -> SamplingClient:
-        """Its client, which is used now. Waits for the weights where they are still read."""
-        with self.lock:
-            self.used_s = time.monotonic()
-            if self.client is None:
-                self.client = self.open()
-            opened = self.client
-        return opened.result()
-
-
-class Writing(NamedTuple):
-    """Frozen weights that are being written into this folder."""
-
-    sampler: "Sampler"
-    folder: Path
-    future: "Future[Any]"
 
 
 class InMemory(NamedTuple):
@@ -205,7 +135,7 @@ class Samplers:
         frozen = [
             sampler.row
             for sampler in list(self._by_id.values())
-            if (sampler.row.model_id, sampler.row.owner) == (model_id, owner) and _is_committed(sampler)
+            if (sampler.row.model_id, sampler.row.owner) == (model_id, owner) and sampler.is_committed
         ]
         return max(frozen, key=lambda row: row.n or 0, default=None)
 
@@ -340,7 +270,7 @@ class Samplers:
 
     def _find(self, sampler_id: str, owner: str) -> Sampler:
         sampler = self._by_id.get(sampler_id)
-        if sampler is None or sampler.row.owner != owner or not _is_committed(sampler):
+        if sampler is None or sampler.row.owner != owner or not sampler.is_committed:
             raise NotFoundError(
                 f"there is no sampling session of this id, or no more; make another one: {sampler_id!r}"
             )
@@ -385,25 +315,23 @@ class Samplers:
                 return known
             client_number, place = divmod(body.seq_id, BLOCK)
             completions = sampler.completions_of(client_number)
-            request_id = f"{_ids_of_samples(body.sampling_session_id)}{body.seq_id}"
+            request_id = f"{ids_of_samples(body.sampling_session_id)}{body.seq_id}"
             sequences = [f"{request_id}-{index}" for index in range(body.num_samples)]
             what = f"sample (seq_id {body.seq_id} of {body.sampling_session_id})"
             request = Request(request_id, owner, what, "sample", digest, response={"sample_sequence_ids": sequences})
-            request.num_tokens = _num_tokens(body)
-            request.prompt = lambda: client.get_tokenizer().decode(_tokens(body))
+            request.num_tokens = num_tokens_of(body)
+            request.prompt = lambda: client.get_tokenizer().decode(tokens_of(body))
             self._requests.add(request, is_sample=True)
             try:
-                drawn = self._draw(client, body)
+                drawn = draw(client, body, self._context_of)
             except BaseException as error:
                 self._requests.discard(request, error)
                 raise
             request.cancel = drawn.cancel
             sampler.requests[body.seq_id] = request
             follow(self._write_down(sampler, client_number, completions.begin(place)), request.committed)
-        when_done(request.finished, lambda _: completions.add(place, _completion(request)))
-        self._requests.follow(
-            request, drawn.future(), partial(_written, len(_tokens(body)), body.target_prompt_logprobs)
-        )
+        when_done(request.finished, lambda _: completions.add(place, completion_of(request)))
+        self._requests.follow(request, drawn.future(), partial(outcome_of, body))
         return request
 
     def join(self, sampler_id: str, owner: str) -> int:
@@ -433,7 +361,7 @@ class Samplers:
         sampler = self._find(sampler_id, owner)
         for request_id in request_ids:
             request = self._requests.find(request_id, owner)
-            if request is not None and request_id.startswith(_ids_of_samples(sampler_id)):
+            if request is not None and request_id.startswith(ids_of_samples(sampler_id)):
                 request.released = True
                 sampler.release(int(request_id.rpartition(":")[2]))
 
@@ -446,78 +374,12 @@ class Samplers:
                     del sampler.requests[seq_id]
                     sampler.release(seq_id)
 
-    def _draw(self, client: SamplingClient, body: bodies.Sample) -> APIFuture[Any]:
-        prompt = ModelInput.from_ints(_tokens(body))
-        params, targets = SamplingParams(**body.sampling_params.model_dump()), body.target_prompt_logprobs
-        if self._scores_a_full_context(client, prompt, body):
-            return client.compute_logprobs(prompt, body.prompt_logprobs_last_n)
-        return client.sample(
-            prompt,
-            body.num_samples,
-            params,
-            include_prompt_logprobs=bool(body.prompt_logprobs),
-            topk_prompt_logprobs=body.topk_prompt_logprobs,
-            topk_sample_logprobs=body.topk_sample_logprobs,
-            target_prompt_logprobs=None if targets is None else codec.read_targets(targets),
-            prompt_logprobs_last_n=body.prompt_logprobs_last_n,
-        )
-
-    def _scores_a_full_context(self, client: SamplingClient, prompt: ModelInput, body: bodies.Sample) -> bool:
-        """The SDK asks for logprobs with a sample of one token, for which a prompt may have left no room."""
-        scores = body.prompt_logprobs and body.sampling_params.max_tokens == 1 and body.num_samples == 1
-        more = body.topk_prompt_logprobs or body.topk_sample_logprobs or body.target_prompt_logprobs
-        return bool(scores) and not more and prompt.length == self._context_of(client)
-
     def _context_of(self, client: SamplingClient) -> int | None:
         lengths = {
             model.model_name: model.max_context_length
             for model in self._service.get_server_capabilities().supported_models
         }
         return lengths.get(client.get_base_model())
-
-
-def session_of(sampler_id: str) -> str:
-    """The id of the session that a sampling session of this id belongs to."""
-    return sampler_id.partition(":")[0]
-
-
-def _is_committed(sampler: Sampler) -> bool:
-    return sampler.committed.done() and sampler.committed.exception() is None
-
-
-def _ids_of_samples(sampler_id: str) -> str:
-    """What they begin with; the seq_id follows. So an id can be told when what it stood for is lost."""
-    return f"{_SAMPLE}{sampler_id}:"
-
-
-def is_sample(request_id: str) -> bool:
-    """Whether it is, or was, the id of a sample."""
-    return request_id.startswith(_SAMPLE)
-
-
-def _tokens(body: bodies.Sample) -> list[int]:
-    return [token for chunk in body.prompt.chunks for token in chunk.tokens]
-
-
-def _num_tokens(body: bodies.Sample) -> int:
-    """That are computed and drawn at most; one that may fill its context counts for its prompt."""
-    return len(_tokens(body)) + body.num_samples * max(0, body.sampling_params.max_tokens or 0)
-
-
-def _completion(request: Request) -> Completion:
-    if request.finished.exception() is not None:
-        return Completion(request.id, None)
-    result = request.finished.result()
-    return Completion(request.id, None if result.form == "failed" else len(result.body))
-
-
-def _written(
-    num_tokens_of_prompt: int, targets: bodies.PromptTargets | None, value: SampleResponse | list[float | None]
-) -> Outcome:
-    if isinstance(value, list):  # logprobs of a prompt that fills the context: no token was drawn
-        value = SampleResponse([SampledSequence("length", [], [])], prompt_logprobs=value)
-    num_tokens = num_tokens_of_prompt + sum(len(sequence.tokens) for sequence in value.sequences)
-    return Outcome(Result("sample", codec.write_sample(value, targets)), num_tokens=num_tokens)
 
 
 def describe(row: SamplerRow) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from stovetop.errors import StovetopError
 from stovetop.futures import ClientFuture, pending, when_all_done, when_done
 from stovetop.server.journal import done
 from stovetop.server.rows import ModelRow, RequestRow, SnapshotRow, amend, put
-from stovetop.server.samplers import Writing
+from stovetop.server.sampler import Writing
 from stovetop.server.shared import Shared
 from stovetop.server.verbs import Verb, learns, rests
 from stovetop.types import SaveWeightsResponse
