@@ -248,6 +248,21 @@ def test_a_sampler_whose_weights_are_damaged_is_refused_by_the_name_that_its_cli
     assert str(tmp_path) not in answer.json()["detail"]
 
 
+def test_a_deletion_that_is_sent_again_is_answered_the_same_and_deletes_nothing_that_came_since(tmp_path: Path) -> None:
+    key = {"X-Idempotency-Key": "the-same"}
+    with running(tmp_path) as first, first.http() as http:
+        client = made(first.sdk())
+        client.save_state("kept").result()
+        path = f"training_runs/{client.model_id}/checkpoints/weights/kept"
+        answers = [http.delete(path, headers=key).status_code for _ in range(2)]
+        assert http.delete(path).status_code == 404
+        client.save_state("kept").result()
+    with running(tmp_path) as second, second.http() as http:
+        answers.append(http.delete(path, headers=key).status_code)
+        assert http.delete(path).status_code == 200
+    assert answers == [200, 200, 200]
+
+
 def test_a_request_that_was_answered_is_not_failed_by_ends_of_the_server(killed: Killed) -> None:
     """The steps behind it are those of a model that has done it."""
     with running(killed.before) as first, first.sdk() as sdk:

@@ -27,7 +27,7 @@ from stovetop.rules import rule_of
 from stovetop.saved_states import SavedState, describe
 from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
-from stovetop.server.rows import Change, CheckpointRow, ModelRow, amend, put
+from stovetop.server.rows import Change, CheckpointRow, DeletionRow, ModelRow, amend, put
 from stovetop.server.verbs import Save
 
 log = logging.getLogger(__name__)
@@ -148,11 +148,16 @@ class Checkpoints:
         """When it is deleted; None: never."""
         return self._amend(row, "expires_s", expires_s)
 
-    def delete(self, row: CheckpointRow) -> "Future[None]":
+    def delete(self, row: CheckpointRow, request: DeletionRow | None = None) -> "Future[None]":
         """Done when it is committed that it is gone. The folder goes then, or, where a replay would read it, when no
         replay would any more."""
         gone = Change("DELETE FROM checkpoint WHERE path = ? AND n = ?", (row.path, row.n))
-        return then(self._journal.put(gone), lambda _: self._forget(row))
+        noted = () if request is None else (put(request),)
+        return then(self._journal.put(gone, *noted), lambda _: self._forget(row))
+
+    def was_deleted(self, request: DeletionRow) -> bool:
+        """Whether this request was done before. Waits for the journal."""
+        return bool(self._journal.rows(DeletionRow, "id = ?", request.id))
 
     def delete_expired(self, now_s: float) -> None:
         """Those whose time is over by now, in seconds since the epoch."""

@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from stovetop.concurrency import in_thread
-from stovetop.errors import InvalidRequest, NotFoundError
+from stovetop.errors import CheckpointNotFound, InvalidRequest, NotFoundError
 from stovetop.server import bodies
 from stovetop.server.downloads import GOOD_S, tar
 from stovetop.server.program import Program
 from stovetop.server.programs import model_id_of
 from stovetop.server.protocol import Answer, Asked, Served, as_json, until_committed
 from stovetop.server.recovery import Parts
-from stovetop.server.rows import CheckpointRow, ModelRow, SessionRow
+from stovetop.server.rows import CheckpointRow, DeletionRow, ModelRow, SessionRow
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
@@ -89,7 +89,20 @@ async def list_user_checkpoints(parts: Parts, asked: Asked) -> Answer:
 
 
 async def delete_checkpoint(parts: Parts, asked: Asked) -> Answer:
-    await until_committed(parts.checkpoints.delete(_own(parts, asked)))
+    """A request that is sent again has the same key: it deletes nothing that was saved since."""
+    path, key = _named(asked), asked.idempotency_key or secrets.token_hex(16)
+    digest = hashlib.sha256("\n".join((asked.owner, key, path)).encode()).hexdigest()
+    request = DeletionRow(digest, time.time())
+    was_done = partial(in_thread, partial(parts.checkpoints.was_deleted, request))
+    if await was_done():
+        return as_json({})
+    try:
+        row = _own(parts, asked)
+    except CheckpointNotFound:
+        if await was_done():  # while this one asked
+            return as_json({})
+        raise
+    await until_committed(parts.checkpoints.delete(row, request))
     await in_thread(parts.checkpoints.remove_deleted)
     return as_json({})
 
@@ -158,8 +171,11 @@ async def copy_weights(parts: Parts, asked: Asked) -> Answer:
 
 def _own(parts: Parts, asked: Asked) -> CheckpointRow:
     """The checkpoint that the path of the request names."""
-    named = f"tinker://{asked.path['run_id']}/{asked.path['kind']}/{asked.path['name']}"
-    return parts.checkpoints.find_own(named, asked.owner)
+    return parts.checkpoints.find_own(_named(asked), asked.owner)
+
+
+def _named(asked: Asked) -> str:
+    return f"tinker://{asked.path['run_id']}/{asked.path['kind']}/{asked.path['name']}"
 
 
 def _expiry(ttl_seconds: int | None) -> float | None:

@@ -58,6 +58,9 @@ CREATE TABLE answer (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, body BLOB NOT NULL,
     checksum INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE deletion (
+    id TEXT PRIMARY KEY, done_s REAL NOT NULL, checksum INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 CREATE TABLE mark (number INTEGER NOT NULL) STRICT;
 INSERT INTO mark VALUES (0);
 CREATE INDEX answer_by_age ON answer (created_s);
@@ -192,6 +195,14 @@ class AnswerRow:
     body: bytes  # JSON, compressed
 
 
+@dataclass(frozen=True, slots=True)
+class DeletionRow:
+    """A request to delete a checkpoint that was done: sent again, it is answered the same."""
+
+    id: str  # a digest of its owner, its key and the checkpoint's path
+    done_s: float
+
+
 Row = (
     SessionRow
     | ServedRow
@@ -203,6 +214,7 @@ Row = (
     | DrawnRow
     | CheckpointRow
     | AnswerRow
+    | DeletionRow
 )
 AnyRow = TypeVar(
     "AnyRow",
@@ -216,6 +228,7 @@ AnyRow = TypeVar(
     DrawnRow,
     CheckpointRow,
     AnswerRow,
+    DeletionRow,
 )
 
 
@@ -298,4 +311,5 @@ def _columns(kind: type[Row]) -> list[str]:
 
 TABLES: tuple[type[Row], ...] = (
     SessionRow, ServedRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow, AnswerRow,
+    DeletionRow,
 )  # fmt: skip

@@ -34,6 +34,7 @@ def sweep(parts: Parts, now_s: float) -> None:
     # what is still to be replayed is compared with its result
     old = "DELETE FROM result WHERE done_s < ? AND n IN (SELECT n FROM request WHERE body IS NULL)"
     parts.journal.put_soon(Change(old, (now_s - KEPT_IN_JOURNAL_S,)))
+    parts.journal.put_soon(Change("DELETE FROM deletion WHERE done_s < ?", (now_s - KEPT_IN_JOURNAL_S,)))
     parts.journal.put_soon(sweep_answers(now_s))
     parts.sessions.keep(now_s)
     parts.checkpoints.delete_expired(now_s)
