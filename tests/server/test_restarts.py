@@ -1,5 +1,6 @@
 """What is there after a stop, and after the kill that a copy of the folder of a running server is the image of."""
 
+import errno
 import shutil
 import sqlite3
 from functools import partial
@@ -12,6 +13,7 @@ from tinker import types
 
 from stovetop.backends import local, recording
 from stovetop.backends.in_process import InProcessServiceClient
+from stovetop.backends.recording.failing_disk import FailingDisk
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.server.ports import listen
 from stovetop.server.rows import SamplerRow
@@ -261,6 +263,17 @@ def test_a_deletion_that_is_sent_again_is_answered_the_same_and_deletes_nothing_
         answers.append(http.delete(path, headers=key).status_code)
         assert http.delete(path).status_code == 200
     assert answers == [200, 200, 200]
+
+
+def test_a_save_that_the_disk_refuses_fails_with_the_reason_and_without_the_place(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    with running(tmp_path, partial(open_recording, disk=disk)) as server, server.sdk() as sdk:
+        client = made(sdk)
+        disk.fail("write", 1, OSError(errno.EMFILE, "Too many open files"))
+        with pytest.raises(tinker.RequestFailedError, match="Too many open files") as failure:
+            client.save_state("kept").result()
+        assert str(tmp_path) not in str(failure.value)
+        assert client.save_state("kept").result().path.endswith("/weights/kept")
 
 
 def test_a_request_that_was_answered_is_not_failed_by_ends_of_the_server(killed: Killed) -> None:

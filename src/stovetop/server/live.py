@@ -74,6 +74,7 @@ class Live:
         """Does a verb, as the model's request `n`. `words` gets what messages are to call otherwise."""
         if isinstance(verb, MakeFrom | Load):
             words[str(self._shared.folders.at(verb.folder))] = verb.path
+        words[f"{self._shared.folders.storage}/"] = ""  # where a save could not be written, say
         if isinstance(verb, Make | MakeFrom):
             return self._make(verb)
         try:
