@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -211,6 +212,7 @@ def serve(storage: Path, backend: str, port: int, prepare: Prepare | None = None
     """Until SIGTERM. What it logs is beside its folder."""
     with storage.with_suffix(".log").open("ab") as log:
         os.dup2(log.fileno(), 2)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     stopped = None if prepare is None else prepare(storage)
     snapshots.FIRST_SNAPSHOT_S = FIRST_SNAPSHOT_S
     server = Server(
@@ -222,6 +224,13 @@ def serve(storage: Path, backend: str, port: int, prepare: Prepare | None = None
     server.run()
     if stopped is not None:
         stopped()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "it was forked"
+    parent.join()
+    os._exit(1)
 
 
 def _free_port() -> int:
