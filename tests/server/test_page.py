@@ -218,7 +218,7 @@ def test_each_request_is_a_line_of_the_log_and_prompts_are_there_when_they_are_a
         tokens = (
             server.parts.service.create_sampling_client(base_model=MODELS[0]).result().get_tokenizer().encode(prompt)
         )
-        sampler.sample(types.ModelInput.from_ints(tokens), 1, types.SamplingParams(max_tokens=2)).result()
+        drawn = sampler.sample(types.ModelInput.from_ints(tokens), 1, types.SamplingParams(max_tokens=2)).result()
         with pytest.raises(RequestFailedError):
             client.forward_backward([datum()], NO_LOSS).result()
         with server.http() as http:
@@ -231,7 +231,7 @@ def test_each_request_is_a_line_of_the_log_and_prompts_are_there_when_they_are_a
     assert (step["id"], step["owner"]) == (f"{client.model_id}:2", "local")
     assert int(step["ms"]) >= 0
     assert verbs["forward_backward"]["failed"] == "user"
-    assert int(verbs["sample"]["tokens"]) == len(tokens) + 2
+    assert int(verbs["sample"]["tokens"]) == len(tokens) + len(drawn.sequences[0].tokens)
     assert verbs["completion"]["id"] == asked.json()["id"]
     assert verbs["GET:/api/v1/samplers/{sampler_id}"]["status"] == "404"
     assert not any("retrieve" in verb or "heartbeat" in verb for verb in verbs)
