@@ -46,14 +46,7 @@ from stovetop.sdk_differences import refuse_to_pickle, require_neutral
 from stovetop.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, Rank, Seed, SupportedModel
 
 
-@with_older_names("get_server_capabilities")
-@with_older_names(
-    "create_lora_training_client",
-    "create_training_client_from_state",
-    "create_training_client_from_state_with_optimizer",
-    "create_sampling_client",
-    value=True,
-)
+@with_older_names("service")
 class InProcessServiceClient(ServiceClient):
     """See `client.ServiceClient`. Opens one engine per base model, when it is first asked for. Made by `over`, since
     calling a ServiceClient opens the provider that is named.

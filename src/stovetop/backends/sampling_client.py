@@ -22,8 +22,7 @@ from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, requir
 from stovetop.types import SampledSequence, SampleResponse, SaveWeightsForSamplerResponse, TensorData
 
 
-@with_older_names("sample", "compute_logprobs", value=True)
-@with_older_names("get_base_model")
+@with_older_names("sampling")
 class InProcessSamplingClient:
     """See `client.SamplingClient`."""
 

@@ -37,18 +37,7 @@ from stovetop.types import (
 Response = TypeVar("Response", SaveWeightsResponse, SaveWeightsForSamplerResponse)
 
 
-@with_older_names(
-    "forward",
-    "forward_backward",
-    "forward_backward_custom",
-    "optim_step",
-    "save_state",
-    "load_state",
-    "load_state_with_optimizer",
-    "save_weights_for_sampler",
-    "get_info",
-)
-@with_older_names("save_weights_and_get_sampling_client", "create_sampling_client", value=True)
+@with_older_names("training")
 class InProcessTrainingClient:
     """See `client.TrainingClient`."""
 

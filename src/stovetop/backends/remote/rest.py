@@ -28,16 +28,7 @@ from stovetop.types import (
 )
 
 
-@with_older_names(
-    "get_training_run",
-    "get_training_run_by_tinker_path",
-    "list_training_runs",
-    "list_checkpoints",
-    "list_user_checkpoints",
-    "delete_checkpoint",
-    "delete_checkpoint_from_tinker_path",
-    value=True,
-)
+@with_older_names("rest")
 class RemoteRestClient(RestClient):
     """See `client.RestClient`. Made by `over`, since calling a RestClient opens the provider that is named."""
 

@@ -33,8 +33,7 @@ from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, requir
 from stovetop.types import SampleResponse, SamplingParams, SaveWeightsForSamplerResponse, TensorData
 
 
-@with_older_names("sample", "compute_logprobs", value=True)
-@with_older_names("get_base_model")
+@with_older_names("sampling")
 class RemoteSamplingClient:
     """See `client.SamplingClient`."""
 

@@ -39,14 +39,7 @@ from stovetop.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, L
 CLOSED = "the service is closed; open another one"
 
 
-@with_older_names("get_server_capabilities")
-@with_older_names(
-    "create_lora_training_client",
-    "create_training_client_from_state",
-    "create_training_client_from_state_with_optimizer",
-    "create_sampling_client",
-    value=True,
-)
+@with_older_names("service")
 class RemoteServiceClient(ServiceClient):
     """See `client.ServiceClient`. Made by `over`, since calling a ServiceClient opens the provider that is named.
 

@@ -72,18 +72,7 @@ class Service(Protocol):
         ...
 
 
-@with_older_names(
-    "forward",
-    "forward_backward",
-    "forward_backward_custom",
-    "optim_step",
-    "save_state",
-    "load_state",
-    "load_state_with_optimizer",
-    "save_weights_for_sampler",
-    "get_info",
-)
-@with_older_names("save_weights_and_get_sampling_client", "create_sampling_client", value=True)
+@with_older_names("training")
 class RemoteTrainingClient:
     """See `client.TrainingClient`."""
 
