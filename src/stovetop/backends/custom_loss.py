@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stovetop.backends.accepted import settle
 from stovetop.backends.endings import Helper
 from stovetop.backends.engine_thread import EngineThread
-from stovetop.backends.expected import Expected, enter, is_within
+from stovetop.backends.expected import Expected, enter, refuse_own_client
 from stovetop.checks import take
 from stovetop.client import CustomLossFn
 from stovetop.engine import ops
@@ -46,11 +46,7 @@ class CustomLosses:
 
     def refuse_within(self, verb: str) -> None:
         """A call of this client from within its own loss would wait for itself."""
-        if self.running is not None and is_within(self.running):
-            raise InvalidRequest(
-                f"{verb}: a custom loss cannot call the client that it is computed for, whose calls wait for it; call "
-                "another client, or do this before or after the loss"
-            )
+        refuse_own_client(self.running, verb)
 
     def run(self, what: str, data: Sequence[Datum], loss_fn: CustomLossFn) -> APIFuture[ForwardBackwardOutput]:
         """The whole call: its future has the output, or why it failed."""

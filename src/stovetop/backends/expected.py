@@ -46,6 +46,23 @@ def is_within(expected: Expected | None) -> bool:
     return expected in _AT_WORK.get()
 
 
+def refuse_own_client(running: Expected | None, what: str) -> None:
+    """Refuses a call, of this name, of the client whose loss runs, by the loss itself: it would wait for itself."""
+    if running is not None and is_within(running):
+        raise InvalidRequest(
+            f"{what}: a custom loss cannot call the client that it is computed for, whose calls wait for it; call "
+            "another client, or do this before or after the loss"
+        )
+
+
+def refuse_own_service(in_loss: bool, what: str) -> None:
+    """Refuses to close a service `in_loss`: from within one of its losses."""
+    if in_loss:
+        raise InvalidRequest(
+            f"{what}: a custom loss cannot close its own service, which waits for it; do this before or after it"
+        )
+
+
 class AllExpected:
     """What one engine waits for."""
 
@@ -90,10 +107,7 @@ class AllExpected:
 
     def refuse_within(self, what: str) -> None:
         """Refuses a call, of this name, that would wait for the code that makes it."""
-        if self.called_from_within():
-            raise InvalidRequest(
-                f"{what}: a custom loss cannot close its own service, which waits for it; do this before or after it"
-            )
+        refuse_own_service(self.called_from_within(), what)
 
     def look(self) -> float | None:
         """Gives up what is late, and tells what goes on for long. Returns in how many seconds to look again."""

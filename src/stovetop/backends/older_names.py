@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 C = TypeVar("C")
 
-_RESULTS: dict[str, tuple[str, ...]] = {  # by kind of client: what comes back is the future of a result
+_RETURNED: dict[str, tuple[str, ...]] = {  # by kind of client: the older form returns what the verb returns
     "service": ("get_server_capabilities",),
     "training": (
         "forward",
@@ -26,7 +26,7 @@ _RESULTS: dict[str, tuple[str, ...]] = {  # by kind of client: what comes back i
     "sampling": ("get_base_model",),
     "rest": (),
 }
-_VALUES: dict[str, tuple[str, ...]] = {  # the value itself
+_VALUES: dict[str, tuple[str, ...]] = {  # it returns what the future brings
     "service": (
         "create_lora_training_client",
         "create_training_client_from_state",
@@ -51,7 +51,7 @@ def with_older_names(kind: Literal["service", "training", "sampling", "rest"]) -
     """A decorator of a class of clients of this kind, which adds `verb_async` beside each verb that had one."""
 
     def add(cls: type[C]) -> type[C]:
-        for verb in _RESULTS[kind]:
+        for verb in _RETURNED[kind]:
             setattr(cls, f"{verb}_async", _coroutine(getattr(cls, verb), value=False))
         for verb in _VALUES[kind]:
             setattr(cls, f"{verb}_async", _coroutine(getattr(cls, verb), value=True))

@@ -19,7 +19,7 @@ import tinker
 from stovetop.backends.accepted import settle
 from stovetop.backends.custom_loss import judge
 from stovetop.backends.endings import Helper
-from stovetop.backends.expected import Expected, enter, is_within
+from stovetop.backends.expected import Expected, enter, is_within, refuse_own_client
 from stovetop.backends.remote.connection import Connection
 from stovetop.backends.remote.gradients import Gradients
 from stovetop.backends.remote.refusals import error_of
@@ -51,11 +51,7 @@ class RemoteLosses:
 
     def refuse_within(self, verb: str) -> None:
         """A call of this client from within its own loss would wait for itself."""
-        if self.is_within():
-            raise InvalidRequest(
-                f"{verb}: a custom loss cannot call the client that it is computed for, whose calls wait for it; call "
-                "another client, or do this before or after the loss"
-            )
+        refuse_own_client(self.running, verb)
 
     def is_within(self) -> bool:
         """Whether the code that asks is a part of the loss that runs."""

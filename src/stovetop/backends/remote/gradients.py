@@ -1,6 +1,6 @@
 # pyright: basic
-"""What one training client knows of its gradients at the server, where half of what a step was to learn from is
-missing: after a custom loss that raised, or `spoil`. The next optim_step fails then, and what was gathered is to be
+"""What one training client knows of its gradients at the server, where a part of what a step was to learn from
+is missing: after a custom loss that raised, or `spoil`. The next optim_step fails then, and what was gathered is to be
 dropped.
 
 A server of ours is told (losses.SPOIL). Another one is sent no optim_step; if it has gathered something, there is no

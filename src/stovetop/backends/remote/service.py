@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self
 
 import tinker
 
+from stovetop.backends.expected import refuse_own_service
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import check_base, check_optimizer
 from stovetop.backends.remote.connection import Connection
@@ -300,12 +301,7 @@ class RemoteServiceClient(ServiceClient):
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def _refuse_within_loss(self, what: str) -> None:
-        for client in list(self._clients):
-            if client.is_in_loss():
-                raise InvalidRequest(
-                    f"{what}: a custom loss cannot close its own service, which waits for it; do this before or "
-                    "after it"
-                )
+        refuse_own_service(any(client.is_in_loss() for client in list(self._clients)), what)
 
     def _drop(self, error: BaseException) -> None:
         for client in list(self._clients):
