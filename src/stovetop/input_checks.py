@@ -12,7 +12,6 @@ from typing import Annotated
 import numpy as np
 
 from stovetop.checks import check, take
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy, Loss
 from stovetop.model_input import ImageChunk, ModelInput
@@ -120,7 +119,7 @@ def check_token_ids(tokens: np.ndarray, limits: ModelLimits, *, what: str) -> No
         )
 
 
-def check_prompt_targets(targets: TensorData, prompt: ModelInput, limits: ModelLimits) -> None:
+def _check_prompt_targets(targets: TensorData, prompt: ModelInput, limits: ModelLimits) -> None:
     """Token ids that are to be scored at each position of a prompt but the first."""
     what, num_rows = "target_prompt_logprobs", prompt.length - 1
     if targets.dtype != "int64" or targets.array.ndim != 2 or targets.shape[0] != num_rows:
@@ -186,7 +185,7 @@ def check_step(gradients: object | None, failure: BaseException | None) -> None:
         raise InvalidRequest("there is no gradient; call forward_backward before optim_step")
 
 
-def check_stop(params: SamplingParams, limits: ModelLimits, get_tokenizer: Callable[[], Tokenizer]) -> None:
+def _check_stop(params: SamplingParams, limits: ModelLimits, get_tokenizer: Callable[[], object]) -> None:
     """A stop string needs a tokenizer, a stop token its place in the vocabulary."""
     stop = () if params.stop is None else params.stop
     ids = [item for item in stop if isinstance(item, int)]
@@ -196,6 +195,25 @@ def check_stop(params: SamplingParams, limits: ModelLimits, get_tokenizer: Calla
         except InvalidRequest as error:
             raise InvalidRequest(f"SamplingParams.stop has strings, but {error}") from error
     check_token_ids(np.array(ids, np.int64), limits, what="SamplingParams.stop")
+
+
+def check_sample(
+    prompt: ModelInput,
+    params: SamplingParams,
+    limits: ModelLimits,
+    get_tokenizer: Callable[[], object],
+    *,
+    topk_prompt_logprobs: int,
+    topk_sample_logprobs: int,
+    target_prompt_logprobs: TensorData | None,
+) -> None:
+    """What is to be sampled, and scored with it, is for this model."""
+    check_model_input(prompt, limits, what="prompt")
+    take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
+    take(Whole(0, limits.vocab_size), topk_sample_logprobs, "topk_sample_logprobs")
+    if target_prompt_logprobs is not None:
+        _check_prompt_targets(target_prompt_logprobs, prompt, limits)
+    _check_stop(params, limits, get_tokenizer)
 
 
 def completed(params: SamplingParams, prompt: ModelInput, limits: ModelLimits) -> SamplingParams:

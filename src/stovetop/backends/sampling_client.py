@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, check_base
-from stovetop.checks import checked, take, unchecked
+from stovetop.checks import checked, unchecked
 from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.engine import ops
 from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture
-from stovetop.input_checks import check_model_input, check_prompt_targets, check_stop, completed, fitting_memory
-from stovetop.rules import Whole
+from stovetop.input_checks import check_model_input, check_sample, completed, fitting_memory
 from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
 from stovetop.types import SampledSequence, SampleResponse, SaveWeightsForSamplerResponse, TensorData
@@ -57,12 +56,15 @@ class InProcessSamplingClient:
     ) -> APIFuture[SampleResponse]:
         require_neutral(prompt_alt_tokens_k=prompt_alt_tokens_k)
         limits = self._base.limits
-        check_model_input(prompt, limits, what="prompt")
-        take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
-        take(Whole(0, limits.vocab_size), topk_sample_logprobs, "topk_sample_logprobs")
-        if target_prompt_logprobs is not None:
-            check_prompt_targets(target_prompt_logprobs, prompt, limits)
-        check_stop(sampling_params, limits, self.get_tokenizer)
+        check_sample(
+            prompt,
+            sampling_params,
+            limits,
+            self.get_tokenizer,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+        )
         params = completed(sampling_params, prompt, limits)
         self._base.observe(
             Call(

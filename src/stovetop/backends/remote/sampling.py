@@ -16,19 +16,17 @@ from stovetop.backends.remote.models import UNKNOWN
 from stovetop.backends.remote.refusals import error_of
 from stovetop.backends.remote.values import samples_of, sdk_input, sdk_sampling, sdk_tensor
 from stovetop.backends.sampling_client import last_of
-from stovetop.checks import checked, take
+from stovetop.checks import checked
 from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, resolved
 from stovetop.input_checks import (
     ModelLimits,
     check_model_input,
-    check_prompt_targets,
-    check_stop,
+    check_sample,
     completed,
     fitting_memory,
 )
-from stovetop.rules import Whole
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
 from stovetop.types import SampleResponse, SamplingParams, SaveWeightsForSamplerResponse, TensorData
 
@@ -69,13 +67,15 @@ class RemoteSamplingClient:
     ) -> APIFuture[SampleResponse]:
         self._require_open("sample")
         require_neutral(prompt_alt_tokens_k=prompt_alt_tokens_k)
-        limits = self._limits
-        check_model_input(prompt, limits, what="prompt")
-        take(Whole(0, limits.vocab_size), topk_prompt_logprobs, "topk_prompt_logprobs")
-        take(Whole(0, limits.vocab_size), topk_sample_logprobs, "topk_sample_logprobs")
-        if target_prompt_logprobs is not None:
-            check_prompt_targets(target_prompt_logprobs, prompt, limits)
-        check_stop(sampling_params, limits, lambda: None)  # type: ignore[arg-type]  the server has one, or refuses
+        check_sample(
+            prompt,
+            sampling_params,
+            self._limits,
+            lambda: None,  # the server has one, or refuses
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+        )
         params = self._completed(sampling_params, prompt)
         sent = self._inner.sample(
             sdk_input(prompt),
