@@ -49,6 +49,7 @@ LINES = [
         "gguf_files",
         "durable",
         "target_names",
+        "tinker_paths",
         "checks",
         "rules",
         "extras",

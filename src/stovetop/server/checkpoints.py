@@ -29,6 +29,7 @@ from stovetop.server.folders import Folders
 from stovetop.server.journal import Journal
 from stovetop.server.rows import Change, CheckpointRow, DeletionRow, ModelRow, amend, put
 from stovetop.server.verbs import Save
+from stovetop.tinker_paths import path_of
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Checkpoints:
         take(_NAME, save.name, "the name of a checkpoint")
         if len(save.name) > LONGEST_NAME:
             raise InvalidRequest(f"the name of a checkpoint has {LONGEST_NAME} characters at most: {len(save.name)}")
-        path = path_of(model_id, save)
+        path = path_of(model_id, save.kind, save.name)
         with self._lock:
             if (path in self._being_saved or self._is_taken(path)) and not save.overwrite:
                 raise CheckpointExists(
@@ -204,7 +205,7 @@ class Checkpoints:
             raise CheckpointNotFound(f"this checkpoint is not there any more: {source.path!r}") from error
         return replace(
             source,
-            path=f"tinker://{model.id}/{source.kind}/{source.name}",
+            path=path_of(model.id, source.kind, source.name),
             model_id=model.id,
             owner=model.owner,
             folder=folder,
@@ -273,15 +274,11 @@ class Checkpoints:
 _NAME = rule_of(CheckpointName)
 
 
-def path_of(model_id: str, save: Save) -> str:
-    return f"tinker://{model_id}/{save.kind}/{save.name}"
-
-
 def row_of(model_id: str, owner: str, n: int, save: Save, folder: Path, name: str) -> CheckpointRow:
     """The row of a save that has ended in this folder, which rows call `name`."""
     created_s = (folder / MANIFEST).stat().st_mtime
     return CheckpointRow(
-        path=path_of(model_id, save),
+        path=path_of(model_id, save.kind, save.name),
         model_id=model_id,
         owner=owner,
         kind=save.kind,

@@ -15,7 +15,7 @@ from stovetop.client import TrainingClient
 from stovetop.errors import InvalidRequest, NotFoundError, QueueFull, RequestFailedError, StovetopError
 from stovetop.futures import ClientFuture, pending, when_done
 from stovetop.server import codec
-from stovetop.server.checkpoints import path_of, row_of
+from stovetop.server.checkpoints import row_of
 from stovetop.server.codec import ForwardBackward
 from stovetop.server.keys import queue_of
 from stovetop.server.requests import Outcome, Result
@@ -23,6 +23,7 @@ from stovetop.server.rows import Change, CheckpointRow, ModelRow, SamplerRow, Sn
 from stovetop.server.shared import Shared
 from stovetop.server.snapshots import Snapshots
 from stovetop.server.verbs import Freeze, Load, Make, MakeFrom, Refused, Save, Step, Verb, learns, num_tokens_of
+from stovetop.tinker_paths import path_of
 from stovetop.types import AdamParams, ForwardBackwardOutput
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class Live:
 
     def _save(self, client: TrainingClient, n: int, verb: Save) -> Called:
         """Each save has a folder of its own, so that overwriting is replacing a row, and a replay never overwrites."""
-        checkpoints, path = self._shared.checkpoints, path_of(self._model.id, verb)
+        checkpoints, path = self._shared.checkpoints, path_of(self._model.id, verb.kind, verb.name)
         self._shared.limits.require_bytes(self._model.owner, checkpoints.bytes_of(self._model.owner))
         checkpoints.reserve(self._model.id, verb)
         try:

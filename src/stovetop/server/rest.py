@@ -23,6 +23,7 @@ from stovetop.server.programs import model_id_of
 from stovetop.server.protocol import Answer, Asked, Served, as_json, until_committed
 from stovetop.server.recovery import Parts
 from stovetop.server.rows import CheckpointRow, DeletionRow, ModelRow, SessionRow
+from stovetop.tinker_paths import path_of
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
@@ -162,7 +163,7 @@ async def copy_weights(parts: Parts, asked: Asked) -> Answer:
     metadata = json.dumps({"copied_from": body.source_path})
     run = ModelRow(run_id, session_id, asked.owner, state.base_model, state.lora.rank, metadata, time.time())
     parts.programs.add_run(run)
-    path = f"tinker://{run_id}/{source.kind}/{source.name}"
+    path = path_of(run_id, source.kind, source.name)
     if not any(row.path == path for row in parts.checkpoints.owned(asked.owner, run_id)):
         row = await in_thread(partial(parts.checkpoints.copied, source, run, _expiry(body.ttl_seconds)))
         await until_committed(parts.checkpoints.commit_copy(row, run))
@@ -175,7 +176,7 @@ def _own(parts: Parts, asked: Asked) -> CheckpointRow:
 
 
 def _named(asked: Asked) -> str:
-    return f"tinker://{asked.path['run_id']}/{asked.path['kind']}/{asked.path['name']}"
+    return path_of(asked.path["run_id"], asked.path["kind"], asked.path["name"])
 
 
 def _expiry(ttl_seconds: int | None) -> float | None:
@@ -237,8 +238,7 @@ async def download(parts: Parts, asked: Asked) -> Answer:
 
 
 def _readable(parts: Parts, asked: Asked) -> CheckpointRow:
-    named = f"tinker://{asked.path['run_id']}/{asked.path['kind']}/{asked.path['name']}"
-    return parts.checkpoints.find(named, asked.owner)
+    return parts.checkpoints.find(_named(asked), asked.owner)
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------

@@ -8,13 +8,7 @@ from typing import Any
 from stovetop.errors import CheckpointNotFound
 from stovetop.futures import when_done
 from stovetop.saved_states import SavedState
-
-SCHEME = "tinker://"
-
-
-def path_of(model_id: str, kind: str, name: str) -> str:
-    """The path that a save of this name will have. `kind` is weights or sampler_weights."""
-    return f"{SCHEME}{model_id}/{kind}/{name}"
+from stovetop.tinker_paths import SCHEME
 
 
 def require_path(path: str) -> None:

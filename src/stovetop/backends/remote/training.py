@@ -18,7 +18,7 @@ from stovetop.backends.remote.connection import Connection
 from stovetop.backends.remote.custom_loss import RemoteLosses
 from stovetop.backends.remote.gradients import Gradients
 from stovetop.backends.remote.refusals import error_of
-from stovetop.backends.remote.saves import OwnSaves, path_of, require_path
+from stovetop.backends.remote.saves import OwnSaves, require_path
 from stovetop.backends.remote.turns import Turn, Turns
 from stovetop.backends.remote.values import output_of, sdk_datum, sdk_step
 from stovetop.checks import checked
@@ -37,6 +37,7 @@ from stovetop.input_checks import Data, check_data, check_shapes, the_one_of
 from stovetop.losses import LossConfig, parse_loss
 from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
+from stovetop.tinker_paths import path_of
 from stovetop.types import (
     ForwardBackwardOutput,
     GetInfoResponse,
