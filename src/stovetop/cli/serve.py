@@ -133,9 +133,10 @@ def _print_exports(options: argparse.Namespace, listening: socket.socket) -> Non
     """The two lines that a client needs."""
     host = options.name[0] if options.host in EVERY_ADDRESS else options.host
     host = f"[{host}]" if ":" in host else host
-    key = "the key that `stovetop serve keys add` has printed" if _keys(options).are_asked_for else "tml-local"
+    asked_for = "tml-...  # the key that `stovetop serve keys add` has printed"
+    key = asked_for if _keys(options).are_asked_for else "tml-local"
     print(f"export TINKER_BASE_URL=http://{host}:{listening.getsockname()[1]}")
-    print(f"export TINKER_API_KEY={key if key == 'tml-local' else f'tml-...  # {key}'}", flush=True)
+    print(f"export TINKER_API_KEY={key}", flush=True)
 
 
 def _print_tokenizers(options: argparse.Namespace, models: dict[str, str]) -> None:

@@ -128,8 +128,8 @@ class Activity:
         """Of each owner, as the mean of the last `RATE_S` seconds."""
         since_s = self._now_s() - RATE_S
         with self._lock:
-            recent = [tokens for second, tokens in self._recent if second >= since_s]
-        return Counter({owner: sum(each[owner] for each in recent) // RATE_S for each in recent for owner in each})
+            recent = sum((tokens for second, tokens in self._recent if second >= since_s), Counter[str]())
+        return Counter({owner: num_tokens // RATE_S for owner, num_tokens in recent.items()})
 
     def history(self, num_bins: int) -> list[int]:
         """Tokens of all owners in each of the bins that the last `HISTORY_S` seconds are cut into, the oldest first."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -91,6 +92,5 @@ def _counted(activity: Activity) -> Iterable[Metric]:
     )
     for verb, (counts, sum_s) in activity.times().items():
         bounds = [*map(str, BUCKETS_S), "+Inf"]
-        up_to = [sum(counts[: place + 1]) for place in range(len(counts))]
-        seconds.add_metric([verb], list(zip(bounds, up_to, strict=True)), sum_s)
+        seconds.add_metric([verb], list(zip(bounds, accumulate(counts), strict=True)), sum_s)
     yield seconds

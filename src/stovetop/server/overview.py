@@ -14,7 +14,7 @@ from stovetop.server.program import Program
 from stovetop.server.recovery import Parts
 from stovetop.server.samplers import InMemory
 
-QUIET_S = 30.0  # without a heartbeat, of which a client sends one in 10 s: it may be dead
+SILENT_S = 30.0  # without a heartbeat, of which a client sends one in 10 s: it may be dead
 SHOWN_S = 86_400.0  # a tenant that was silent for longer, and has nothing here, is not shown
 
 State = Literal["at work", "idle", "silent", "gone"]
@@ -57,7 +57,7 @@ class Tenant:
     def state(self) -> State:
         if self.heard_s is None:
             return "gone"
-        if self.heard_s > QUIET_S:
+        if self.heard_s > SILENT_S:
             return "silent"
         return "at work" if self.load.num_requests > 0 or self.tokens_per_s > 0 else "idle"
 

@@ -21,7 +21,7 @@ from stovetop.errors import StovetopError
 from stovetop.server.activity import HISTORY_S, RATE_S
 from stovetop.server.metrics import metrics
 from stovetop.server.overview import look_at
-from stovetop.server.protocol import Answer, Asked, Dialect, Served
+from stovetop.server.protocol import Answer, Asked, Dialect, Served, bearer_of
 from stovetop.server.recovery import Parts
 
 HTML = "text/html"
@@ -110,17 +110,14 @@ def clock(at_s: float) -> str:
 def key_of(headers: Mapping[str, str]) -> str | None:
     """As the SDK sends it, as a Bearer token, or as the password of any name, which is all that a browser can do."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return value.strip()
-        case "basic":
-            try:
-                decoded = base64.b64decode(value.strip(), validate=True).decode()
-            except (binascii.Error, UnicodeDecodeError):
-                return None
-            return decoded.partition(":")[2]
-        case _:
-            return headers.get("x-api-key")
+    if scheme.lower() != "basic":
+        bearer = bearer_of(headers)
+        return headers.get("x-api-key") if bearer is None else bearer
+    try:
+        decoded = base64.b64decode(value.strip(), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return decoded.partition(":")[2]
 
 
 def _refused_as_text(status: int, message: str, _error: StovetopError | None) -> Answer:

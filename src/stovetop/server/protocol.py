@@ -75,6 +75,12 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+def bearer_of(headers: Mapping[str, str]) -> str | None:
+    """The key that is sent as `Authorization: Bearer KEY`."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How clients of one kind write what is around a request: where paths begin, where the key is, what a refusal looks

@@ -39,7 +39,7 @@ from stovetop.server.uploads import UploadLimits
 
 log = logging.getLogger(__name__)
 
-EXIT_FAILED = 70  # EX_SOFTWARE: start it again
+EXIT_FAILED = os.EX_SOFTWARE  # it is started again
 MAX_THREADS = 64  # that wait or decode; a bound, not a tuned number
 STOP_S = 3.0  # for requests that are under way
 SWEEP_EVERY_S = 10.0

@@ -7,7 +7,7 @@ An answer is sent when the record of its tokens is committed (`kept`); its id is
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from stovetop.server.openai.kept import keep, kept
 from stovetop.server.openai.models import ModelNotFound, Models
 from stovetop.server.openai.prompts import ChatPrompt, chat_prompt, completion_prompts
 from stovetop.server.openai.streaming import ChatStream, CompletionStream, guarded
-from stovetop.server.protocol import Answer, Asked, Dialect, Served, as_json
+from stovetop.server.protocol import Answer, Asked, Dialect, Served, as_json, bearer_of
 from stovetop.server.recovery import Parts
 from stovetop.types import ModelInput, SamplingParams
 
@@ -207,11 +207,6 @@ def _as_text(prompts: list[ModelInput], param: str) -> list[ModelInput]:
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
-def _key_of(headers: Mapping[str, str]) -> str | None:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else None
-
-
 def _error_as_json(status: int, message: str, error: StovetopError | None) -> dict[str, Any]:
     param, code = (error.param, error.code) if isinstance(error, BadParameter) else (None, None)
     if isinstance(error, ModelNotFound):
@@ -229,7 +224,7 @@ def _error_of(error: StovetopError | None) -> dict[str, Any]:
 
 OPENAI = Dialect(
     prefix="/v1/",
-    key_of=_key_of,
+    key_of=bearer_of,
     refused=lambda status, message, error: as_json(_error_as_json(status, message, error), status),
 )
 
