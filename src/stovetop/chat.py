@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from stovetop.client import SamplingClient
-from stovetop.completers import sample_in_pieces
+from stovetop.completers import sample_in_pieces, until_stop, without_beginning
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
@@ -159,11 +159,9 @@ class Chat:
         piece."""
         stops = [stop for stop in self.renderer.get_stop_sequences() if isinstance(stop, str)]
         text = self.renderer.tokenizer.decode(tokens)
-        places = [text.index(stop) for stop in stops if stop in text]
-        if places:
-            return _Shown(text[: min(places)], ended=True)
+        cut = until_stop(text, stops)
+        if cut is not None:
+            return _Shown(cut, ended=True)
         if stopped:  # the last token is what stopped it
             return _Shown(self.renderer.tokenizer.decode(tokens[:-1]), ended=True)
-        text = text.rstrip("\ufffd")
-        beginnings = [stop[:size] for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
-        return _Shown(text.removesuffix(max(beginnings, key=len, default="")), ended=False)
+        return _Shown(without_beginning(text.rstrip("\ufffd"), stops), ended=False)

@@ -147,6 +147,18 @@ def sample_in_pieces(
             return
 
 
+def until_stop(text: str, stops: Sequence[str]) -> str | None:
+    """The text before the first of these strings; None without one."""
+    places = [text.index(stop) for stop in stops if stop in text]
+    return text[: min(places)] if places else None
+
+
+def without_beginning(text: str, stops: Sequence[str]) -> str:
+    """The text without what could be the beginning of one of these strings, if it ends with that."""
+    beginnings = [stop[:size] for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+    return text.removesuffix(max(beginnings, key=len, default=""))
+
+
 def _ended(piece: SampledSequence, num_tokens: int | None) -> SampledSequence:
     """The piece, if it ends with so many tokens; as it is for None."""
     if num_tokens is None:

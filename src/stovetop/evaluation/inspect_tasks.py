@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stovetop.client import SamplingClient
+from stovetop.completers import until_stop
 from stovetop.errors import InvalidRequest, RequestFailedError
 from stovetop.extras import import_extra
 from stovetop.renderers.base import Renderer
@@ -151,7 +152,8 @@ class _Sampling:
             if part["type"] == "thinking":
                 content.append(model.ContentReasoning(reasoning=part["thinking"]))
             elif part["type"] == "text":
-                content.append(model.ContentText(text=_until(part["text"], stop_seqs)))
+                cut = until_stop(part["text"], stop_seqs)
+                content.append(model.ContentText(text=part["text"] if cut is None else cut))
         calls = [
             tool.ToolCall(
                 id=call.id or f"call_{number}",
@@ -196,11 +198,6 @@ def _arguments(text: str) -> Mapping[str, object]:
     if not isinstance(read, dict):
         raise InvalidRequest(f"the arguments of a tool call must be an object: {text!r:.200}")
     return read  # pyright: ignore[reportUnknownVariableType]  what json gives
-
-
-def _until(text: str, stop_seqs: Sequence[str]) -> str:
-    ends = [place for stop in stop_seqs if (place := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
 
 
 def _library(module: str) -> InspectObject:

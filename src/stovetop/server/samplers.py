@@ -323,7 +323,7 @@ class Samplers:
             request.prompt = lambda: client.get_tokenizer().decode(tokens_of(body))
             self._requests.add(request, is_sample=True)
             try:
-                drawn = draw(client, body, self._context_of)
+                drawn = draw(client, body, self._service)
             except BaseException as error:
                 self._requests.discard(request, error)
                 raise
@@ -373,13 +373,6 @@ class Samplers:
                 for seq_id in [seq_id for seq_id, request in sampler.requests.items() if id(request) in over]:
                     del sampler.requests[seq_id]
                     sampler.release(seq_id)
-
-    def _context_of(self, client: SamplingClient) -> int | None:
-        lengths = {
-            model.model_name: model.max_context_length
-            for model in self._service.get_server_capabilities().supported_models
-        }
-        return lengths.get(client.get_base_model())
 
 
 def describe(row: SamplerRow) -> Mapping[str, Any]:

@@ -1,23 +1,21 @@
 """Samples: from what a client asks for to the call that draws it, and from what was drawn to a result."""
 
-from collections.abc import Callable
 from typing import Any
 
-from stovetop.client import SamplingClient
+from stovetop.client import SamplingClient, ServiceClient
 from stovetop.futures import APIFuture
+from stovetop.model_families import context_length_of
 from stovetop.server import bodies, codec
 from stovetop.server.completions import Completion
 from stovetop.server.requests import Outcome, Request, Result
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 
-def draw(
-    client: SamplingClient, body: bodies.Sample, context_of: Callable[[SamplingClient], int | None]
-) -> APIFuture[Any]:
-    """Begins to. `context_of` tells how many tokens the client's model can read, if that is known."""
+def draw(client: SamplingClient, body: bodies.Sample, service: ServiceClient) -> APIFuture[Any]:
+    """Begins to, with a client of this service."""
     prompt = ModelInput.from_ints(tokens_of(body))
     params, targets = SamplingParams(**body.sampling_params.model_dump()), body.target_prompt_logprobs
-    if _only_scores(body) and prompt.length == context_of(client):
+    if _only_scores(body) and prompt.length == context_length_of(service, client.get_base_model()):
         return client.compute_logprobs(prompt, body.prompt_logprobs_last_n)
     return client.sample(
         prompt,

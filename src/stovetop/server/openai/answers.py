@@ -8,10 +8,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stovetop.completers import until_stop
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, ToolCall, get_text_content, get_thinking
 from stovetop.server.openai import logprobs
-from stovetop.server.openai.drawing import Choice, Drawn, Job, text_of, until_stop
+from stovetop.server.openai.drawing import Choice, Drawn, Job, text_of
 from stovetop.types import StopReason
 
 

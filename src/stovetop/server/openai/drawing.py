@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from stovetop.client import Tokenizer
-from stovetop.completers import sample_in_pieces
+from stovetop.completers import sample_in_pieces, until_stop, without_beginning
 from stovetop.concurrency import in_thread
 from stovetop.futures import APIFuture
 from stovetop.server.openai.bodies import BadParameter
@@ -213,12 +213,6 @@ def text_of(choice: Choice, tokenizer: Tokenizer, stops: Sequence[str]) -> str:
     return text if choice.stop_reason == "length" else tokenizer.decode(choice.tokens[:-1])
 
 
-def until_stop(text: str, stops: Sequence[str]) -> str | None:
-    """The text before the first stop string; None without one."""
-    places = [text.index(stop) for stop in stops if stop in text]
-    return text[: min(places)] if places else None
-
-
 @dataclass(slots=True)
 class Shown:
     """Text that comes piece by piece, shown up to a stop string: what could be the beginning of one waits."""
@@ -236,8 +230,6 @@ class Shown:
         if cut is not None:
             self.is_over = True
             return cut
-        held = max(
-            (size for stop in self.stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0
-        )
-        text, self._waiting = text[: len(text) - held], text[len(text) - held :]
-        return text
+        shown = without_beginning(text, self.stops)
+        self._waiting = text.removeprefix(shown)
+        return shown

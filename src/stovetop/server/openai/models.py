@@ -11,6 +11,7 @@ from typing import Any
 
 from stovetop.client import SamplingClient
 from stovetop.errors import NotFoundError
+from stovetop.model_families import context_length_of
 from stovetop.server.keys import queue_of
 from stovetop.server.recovery import Parts
 from stovetop.server.rows import CheckpointRow, SamplerRow
@@ -42,7 +43,7 @@ class Models:
 
     def find(self, parts: Parts, name: str, owner: str) -> Target:
         """Waits for weights that are still read: not for an event loop."""
-        if name in _lengths(parts):
+        if name in _base_models(parts):
             service = parts.service.in_queue(queue_of(owner))
             return Target(name, name, None, service.create_sampling_client(base_model=name).result())
         frozen = _weights_of(parts, name, owner)
@@ -78,7 +79,7 @@ def _weights_of(parts: Parts, name: str, owner: str) -> CheckpointRow | SamplerR
             "this training client has no frozen weights yet; call save_weights_and_get_sampling_client or "
             f"save_weights_for_sampler, then ask again: {name!r}"
         )
-    known = ", ".join(_lengths(parts))
+    known = ", ".join(_base_models(parts))
     raise ModelNotFound(
         f"there is no model of this name; pass a base model ({known}), the tinker:// path of a checkpoint or the id "
         f"of a training client: {name[:200]!r}"
@@ -95,19 +96,13 @@ def _base_model_of(parts: Parts, row: CheckpointRow) -> str:
     return parts.programs.find(row.model_id, row.owner).model.base_model
 
 
-def _lengths(parts: Parts) -> dict[str, int | None]:
-    models = parts.service.get_server_capabilities().supported_models
-    return {str(model.model_name): model.max_context_length for model in models}
-
-
-def context_of(parts: Parts, base_model: str) -> int | None:
-    """Tokens that a model can read at once; None where that is not known."""
-    return _lengths(parts).get(base_model)
+def _base_models(parts: Parts) -> list[str]:
+    return [str(model.model_name) for model in parts.service.get_server_capabilities().supported_models]
 
 
 def listed(parts: Parts, owner: str) -> list[dict[str, Any]]:
     """All that `find` finds for this owner, as the protocol lists models."""
-    base_models = [_described(parts, name, name, 0.0) for name in _lengths(parts)]
+    base_models = [_described(parts, name, name, 0.0) for name in _base_models(parts)]
     checkpoints = [
         _described(parts, row.path, _base_model_of(parts, row), row.created_s) for row in _checkpoints(parts, owner)
     ]
@@ -128,7 +123,7 @@ def _described(parts: Parts, name: str, base_model: str, created_s: float) -> di
         "owned_by": "stovetop",
         "root": base_model,
         "parent": None if name == base_model else base_model,
-        "max_model_len": context_of(parts, base_model),
+        "max_model_len": context_length_of(parts.service, base_model),
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from stovetop.concurrency import in_thread
 from stovetop.errors import AuthenticationError, StovetopError
+from stovetop.model_families import context_length_of
 from stovetop.server.activity import Ended
 from stovetop.server.openai import models
 from stovetop.server.openai.answers import chat_answer, completion_answer, record
@@ -89,7 +90,7 @@ class OpenAI:
             num_choices=body.n,
             with_logprobs=body.logprobs,
             num_alternatives=body.top_logprobs,
-            context_length=models.context_of(parts, target.base_model),
+            context_length=context_length_of(parts.service, target.base_model),
         )
         return body, prompt, job
 
@@ -112,7 +113,7 @@ class OpenAI:
             scores_prompts=body.echo and body.logprobs is not None,
             draws_none=body.max_tokens == 0,
             prompt_texts=[prompt.text for prompt in prompts] if body.echo else [],
-            context_length=models.context_of(parts, target.base_model),
+            context_length=context_length_of(parts.service, target.base_model),
         )
         return body, job
 

@@ -1,5 +1,5 @@
 """Answers as server-sent events. An answer that comes in pieces (`drawing.comes_in_pieces`) is told as it is drawn, as
-far as its renderer can tell what a half of it says; any other is told at once when it is there.
+far as its renderer can tell what a part of it says; any other is told at once when it is there.
 
 The record of an answer is committed before its last event, the one with the reason why it ended. A client that goes
 away ends the drawing with the piece that is under way, and nothing is kept of its answer.
@@ -113,7 +113,7 @@ class ChatDeltas:
 
 
 def deltas_of(renderer: Renderer, tokens: Iterable[int]) -> Iterator[MessageDelta]:
-    """What a renderer reads from tokens as they come. One that cannot say what a half of an answer means may still know
+    """What a renderer reads from tokens as they come. One that cannot say what a part of an answer means may still know
     of no thinking and no calls: then an answer is its text."""
     if not renderer.supports_streaming and _reads_text_alone(renderer):
         yield from _text_deltas(renderer, tokens)
