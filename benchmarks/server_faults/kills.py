@@ -39,11 +39,16 @@ def undisturbed(folder: Path, backend: str, seed: int, num_steps: int = NUM_STEP
     return json.loads(kept.read_text())
 
 
+def fresh(folder: Path, name: str, seed: int) -> Path:
+    """Where the server of a disturbed run stores. What an earlier one left there goes."""
+    storage = folder / f"{name}-{seed}" / "storage"
+    shutil.rmtree(storage.parent, ignore_errors=True)
+    return storage
+
+
 def run(folder: Path, backend: str, seed: int, num_steps: int = NUM_STEPS, most: int = 1000) -> dict[str, Any]:
     """Kills the server until the tenants are done, or so often at most."""
-    expected = undisturbed(folder, backend, seed, num_steps)
-    storage = folder / f"killed-{seed}" / "storage"
-    shutil.rmtree(storage.parent, ignore_errors=True)
+    expected, storage = undisturbed(folder, backend, seed, num_steps), fresh(folder, "killed", seed)
     rng = random.Random(seed)
     kills: list[str] = []
     with killable(storage, backend) as server:
@@ -61,9 +66,7 @@ def run(folder: Path, backend: str, seed: int, num_steps: int = NUM_STEPS, most:
 
 def run_supervised(folder: Path, model: str, seed: int, num_steps: int = NUM_STEPS, most: int = 1000) -> dict[str, Any]:
     """The same of `stovetop serve`: of four kills three are of the server and one is of its parent."""
-    expected = undisturbed(folder, model, seed, num_steps)
-    storage = folder / f"supervised-{seed}" / "storage"
-    shutil.rmtree(storage.parent, ignore_errors=True)
+    expected, storage = undisturbed(folder, model, seed, num_steps), fresh(folder, "supervised", seed)
     rng = random.Random(seed)
     kills: list[str] = []
     parents = 0

@@ -5,7 +5,6 @@ clock that jumps, or no file descriptor left. What the clients see is what they 
 import errno
 import os
 import random
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from server_faults.kills import counted, tenants_of, undisturbed
+from server_faults.kills import counted, fresh, tenants_of, undisturbed
 from server_faults.servers import Forked, killable, wait_until_serving
 
 NUM_STEPS = 12
@@ -94,9 +93,7 @@ def _amid_work(
     folder: Path, backend: str, seed: int, faults: "list[Callable[[Forked, random.Random], None]]"
 ) -> dict[str, Any]:
     """Each of these happens while tenants work. A server that has ended is started again."""
-    expected = undisturbed(folder, backend, seed, NUM_STEPS)
-    storage = folder / f"away-{seed}" / "storage"
-    shutil.rmtree(storage.parent, ignore_errors=True)
+    expected, storage = undisturbed(folder, backend, seed, NUM_STEPS), fresh(folder, "away", seed)
     rng = random.Random(seed)
     with killable(storage, backend) as server:
         tenants = tenants_of(server.url, seed, NUM_STEPS)

@@ -4,7 +4,6 @@ twice, later than others that were sent behind it, or late.
 
 import asyncio
 import random
-import shutil
 import signal
 import threading
 from collections import Counter
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from server_faults.kills import counted, tenants_of, undisturbed, wait_for
+from server_faults.kills import counted, fresh, tenants_of, undisturbed, wait_for
 from server_faults.servers import killable
 
 NUM_STEPS = 60  # of each tenant
@@ -25,9 +24,7 @@ Wrong = Literal["lost", "answer lost", "doubled", "overtaken", "late"]
 
 
 def run(folder: Path, backend: str, seed: int, num_steps: int = NUM_STEPS) -> dict[str, Any]:
-    expected = undisturbed(folder, backend, seed, num_steps)
-    storage = folder / f"proxied-{seed}" / "storage"
-    shutil.rmtree(storage.parent, ignore_errors=True)
+    expected, storage = undisturbed(folder, backend, seed, num_steps), fresh(folder, "proxied", seed)
     with killable(storage, backend) as server:
         with proxied(server.port, seed) as proxy:
             tenants = tenants_of(proxy.url, seed, num_steps)

@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from stovetop.errors import StovetopError
 
@@ -216,21 +216,8 @@ Row = (
     | AnswerRow
     | DeletionRow
 )
-AnyRow = TypeVar(
-    "AnyRow",
-    SessionRow,
-    ServedRow,
-    ModelRow,
-    RequestRow,
-    ResultRow,
-    SnapshotRow,
-    SamplerRow,
-    DrawnRow,
-    CheckpointRow,
-    AnswerRow,
-    DeletionRow,
-)
-
+AnyRow = TypeVar("AnyRow", bound=Row)
+TABLES: tuple[type[Row], ...] = get_args(Row)
 
 _UNCHECKED = {"attempts"}
 
@@ -292,10 +279,8 @@ def checksum_of(*values: object) -> int:
                 head = b"s%d" % len(data)
             case _:
                 assert isinstance(value, int | float), "SQLite has no others"
-                head, data = (
-                    b"f",
-                    struct.pack("d", value),
-                )  # a whole number in a column of others is read as one of them
+                # as a float in any case: a whole number in a column of floats is read as one
+                head, data = b"f", struct.pack("d", value)
         checksum = zlib.crc32(data, zlib.crc32(head, checksum))
     return checksum
 
@@ -307,9 +292,3 @@ def _checksum(kind: type[Row], terms: Mapping[str, str]) -> str:
 
 def _columns(kind: type[Row]) -> list[str]:
     return [field.name for field in fields(kind)]
-
-
-TABLES: tuple[type[Row], ...] = (
-    SessionRow, ServedRow, ModelRow, RequestRow, ResultRow, SnapshotRow, SamplerRow, DrawnRow, CheckpointRow, AnswerRow,
-    DeletionRow,
-)  # fmt: skip
