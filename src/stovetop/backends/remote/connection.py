@@ -8,6 +8,7 @@ This is the one file that goes below the SDK's public clients: for a request tha
 import contextlib
 import ipaddress
 import queue
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
@@ -22,12 +23,13 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from stovetop.backends.callbacks import Callbacks
 from stovetop.backends.endings import Crew
 from stovetop.backends.remote.models import ServerModels
-from stovetop.backends.remote.refusals import error_of
+from stovetop.backends.remote.refusals import error_of, unreachable
 from stovetop.backends.remote.values import capabilities_of
 from stovetop.client import CloseStatus, UserMetadata
 from stovetop.errors import NotFoundError, RequestFailedError
 from stovetop.futures import AnsweringThread, pending, when_done
 
+LISTENING_S = 10.0  # to be let in by a server of this machine, which may have much to do
 LOCAL_KEY = "tml-local"  # for a server on this machine, which has no keys
 T = TypeVar("T")
 
@@ -98,6 +100,7 @@ class Connection:
 
     def _connected(self) -> tinker.RestClient:
         if self._rest is None:
+            _require_listening(self._base_url)
             try:
                 self._rest = tinker.RestClient(base_url=self._base_url, api_key=self._api_key)
             except Exception as error:
@@ -245,6 +248,19 @@ def _settle(
 def _is_keyless(error: Exception) -> bool:
     """Whether the SDK found no key, and had asked nothing."""
     return type(error) is tinker.TinkerError
+
+
+def _require_listening(base_url: str | None) -> None:
+    """Refuses at once an address of this machine at which nothing listens: the SDK would ask for minutes. A server that
+    is away later is waited for, and one of another machine may be behind a proxy that only the SDK knows."""
+    if base_url is None or not _is_here(base_url):
+        return
+    address = urlsplit(base_url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((str(address.hostname), port), timeout=LISTENING_S).close()
+    except OSError as error:
+        raise unreachable("ServiceClient", f"{base_url} ({error.strerror or error})") from error
 
 
 def _is_here(base_url: str | None) -> bool:

@@ -77,7 +77,7 @@ def _ours(error: BaseException, what: str, missing: type[StovetopError]) -> Base
         case tinker.APITimeoutError():
             return APITimeoutError(f"{what}: the server did not answer in time; {_RUNS}: {error}")
         case tinker.APIConnectionError():
-            return APIConnectionError(f"{what}: the server could not be reached; {_RUNS}: {error}")
+            return unreachable(what, str(error))
         case tinker.APIResponseValidationError():
             return APIResponseValidationError(f"{what}: the answer is not of the protocol: {error}")
         case tinker.TinkerError():  # the key, before anything was asked
@@ -86,7 +86,12 @@ def _ours(error: BaseException, what: str, missing: type[StovetopError]) -> Base
             return RequestFailedError(f"{what} failed: {str(error) or type(error).__name__}")
 
 
-_RUNS = "does it run, and is base_url its address?"
+_RUNS = "check that it runs, and that base_url is its address"
+
+
+def unreachable(what: str, why: str) -> APIConnectionError:
+    """A call, which messages name so, found no server."""
+    return APIConnectionError(f"{what}: the server could not be reached; {_RUNS}: {why}")
 
 
 def _failed(error: tinker.RequestFailedError, what: str) -> StovetopError:
