@@ -14,6 +14,7 @@ from running import MODELS, Running, made, running, train
 from tinker import types
 
 from stovetop.backends import recording
+from stovetop.model_store import FETCHABLE
 from stovetop.server.rows import SamplerRow
 
 
@@ -70,6 +71,19 @@ def test_frozen_weights_are_not_answered_with_before_they_are_committed(server: 
     committed.set_result(None)
     assert parts.samplers.newest_frozen("sess-x:train:0", "local") == row
     assert parts.samplers.newest_frozen("sess-x:train:0", "another") is None
+
+
+def test_a_base_model_answers_by_its_alias_as_by_its_name(tmp_path: Path) -> None:
+    name = FETCHABLE["smollm2"].name
+
+    def open_it(storage: Path) -> Any:
+        return recording.open_service(storage, models=[name], preload=True)
+
+    with running(tmp_path, open_it) as server:
+        client = openai(server)
+        answers = [greedy(client, each) for each in (name, "smollm2")]
+        assert answers[0][1] == answers[1][1]
+        assert client.models.retrieve("smollm2").id == name
 
 
 def test_a_live_adapter_answers_after_a_restart(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""What a model's name stands for: a base model, a checkpoint by its tinker:// path, or, by the id of a training client,
-the weights of it that were frozen last: a checkpoint, or those of a sampling session. Only what is the caller's is
-found, and only what is committed.
+"""What a model's name stands for: a base model, by its name or its alias; a checkpoint, by its tinker:// path; or, by
+the id of a training client, the weights of it that were frozen last: a checkpoint, or those of a sampling session. Only
+what is the caller's is found, and only what is committed.
 """
 
 import threading
@@ -12,6 +12,7 @@ from typing import Any
 from stovetop.client import SamplingClient
 from stovetop.errors import NotFoundError
 from stovetop.model_families import context_length_of
+from stovetop.model_store import canonical_name
 from stovetop.server.keys import queue_of
 from stovetop.server.recovery import Parts
 from stovetop.server.rows import CheckpointRow, SamplerRow
@@ -43,9 +44,10 @@ class Models:
 
     def find(self, parts: Parts, name: str, owner: str) -> Target:
         """Waits for weights that are still read: not for an event loop."""
-        if name in _base_models(parts):
+        base_model = _base_model(parts, name)
+        if base_model is not None:
             service = parts.service.in_queue(queue_of(owner))
-            return Target(name, name, None, service.create_sampling_client(base_model=name).result())
+            return Target(name, base_model, None, service.create_sampling_client(base_model=base_model).result())
         frozen = _weights_of(parts, name, owner)
         match frozen:
             case CheckpointRow():
@@ -96,6 +98,11 @@ def _base_model_of(parts: Parts, row: CheckpointRow) -> str:
     return parts.programs.find(row.model_id, row.owner).model.base_model
 
 
+def _base_model(parts: Parts, name: str) -> str | None:
+    """The base model of this name, or of this alias; None where it is another kind of name."""
+    return next((each for each in (name, canonical_name(name)) if each in _base_models(parts)), None)
+
+
 def _base_models(parts: Parts) -> list[str]:
     return [str(model.model_name) for model in parts.service.get_server_capabilities().supported_models]
 
@@ -129,7 +136,8 @@ def _described(parts: Parts, name: str, base_model: str, created_s: float) -> di
 
 def described(parts: Parts, name: str, owner: str) -> Mapping[str, Any]:
     """One of those."""
+    asked = _base_model(parts, name) or name
     for each in listed(parts, owner):
-        if each["id"] == name:
+        if each["id"] == asked:
             return each
     raise ModelNotFound(f"there is no model of this name; GET /v1/models lists them: {name[:200]!r}")
