@@ -219,13 +219,17 @@ def test_errors_are_those_of_the_protocol(server: Running, http: Any) -> None:
     assert waiting.json()["error"]["type"] == "server_error"
 
 
-def test_a_sample_that_fails_is_a_fault_of_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sample_that_fails_is_a_fault_of_the_server_and_among_its_last_failures(tmp_path: Path, stream: bool) -> None:
     faults = [recording.Raises("sample", 1, RuntimeError("broken"))]
 
     def open_service(storage: Path) -> Any:
         return recording.open_service(storage, models=MODELS, preload=True, faults=faults)
 
     with running(tmp_path, open_service) as server:
-        with pytest.raises(official.InternalServerError, match="broken"):
-            greedy(openai(server), MODELS[0])
+        with pytest.raises(official.APIError, match="broken"):
+            list(openai(server).chat.completions.create(model=MODELS[0], messages=HI, max_tokens=12, stream=stream))
+        (failure,) = server.parts.activity.recent_failures()
+        assert (failure.verb, failure.outcome, failure.num_tokens) == ("chat_completion", "server", 0)
+        assert "broken" in failure.message
         assert greedy(openai(server), MODELS[0])

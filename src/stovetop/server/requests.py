@@ -268,10 +268,7 @@ def _is_over(request: Request, now_s: float) -> bool:
 def failure_of(request: Request, error: BaseException) -> Result:
     """As the client sees it: by the names that the client knows, not by those of this process."""
     cause = error.__cause__ if isinstance(error, RequestFailedError) and error.__cause__ is not None else error
-    if isinstance(error, RequestFailedError):
-        category = error.category
-    else:
-        category = "user" if isinstance(error, StovetopError) else "server"
+    category = category_of(error)
     if category == "server":
         log.error("%s failed", request.what, exc_info=error)
     kind = f"{type(cause).__name__}: " if isinstance(cause, CheckpointError) else ""  # a client of ours raises the same
@@ -279,3 +276,10 @@ def failure_of(request: Request, error: BaseException) -> Result:
     for ours, theirs in request.words.items():
         message = message.replace(ours, theirs)
     return Result.failed(message, category)
+
+
+def category_of(error: BaseException) -> str:
+    """Whose fault it was: "user" or "server"."""
+    if isinstance(error, RequestFailedError):
+        return error.category
+    return "user" if isinstance(error, StovetopError) else "server"

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from stovetop.server.openai.prompts import ChatPrompt, chat_prompt, completion_p
 from stovetop.server.openai.streaming import ChatStream, CompletionStream, guarded
 from stovetop.server.protocol import Answer, Asked, Dialect, Served, as_json, bearer_of
 from stovetop.server.recovery import Parts
+from stovetop.server.requests import category_of
 from stovetop.types import ModelInput, SamplingParams
 
 EVENTS = "text/event-stream"
@@ -129,7 +131,8 @@ class OpenAI:
     async def _draw(self, parts: Parts, job: Job) -> Drawn:
         try:
             return await draw(job)
-        except StovetopError:
+        except Exception as error:
+            _failed(parts, job, error)
             parts.requests.end_if_failed()
             raise
 
@@ -144,11 +147,18 @@ class OpenAI:
         with parts.limits.entered(job.owner, job.num_tokens):
             if comes_in_pieces(job):
                 choice = Choice(0)
-                tokens = await self._in_stream_thread(partial(draw_in_pieces, job, choice))
+                tokens = await self._first_tokens(parts, job, choice)
                 events = stream.in_pieces(choice, tokens, keep_it, self._following)
             else:
                 events = stream.whole(await self._draw(parts, job), keep_it)
-        return Answer(_ended(parts, job, guarded(events, _error_of)), EVENTS, headers=_named(job))
+        return Answer(_ended(parts, job, guarded(events, partial(_failed, parts, job))), EVENTS, headers=_named(job))
+
+    async def _first_tokens(self, parts: Parts, job: Job, choice: Choice) -> Iterator[Any]:
+        try:
+            return await self._in_stream_thread(partial(draw_in_pieces, job, choice))
+        except Exception as error:
+            _failed(parts, job, error)
+            raise
 
     async def _following(self, iterator: Iterator[Any]) -> Any:
         return await self._in_stream_thread(partial(next, iterator, None))
@@ -162,6 +172,15 @@ async def _ended(parts: Parts, job: Job, events: AsyncIterator[bytes]) -> AsyncI
         async for each in events:
             yield each
     parts.requests.end_if_failed()
+
+
+def _failed(parts: Parts, job: Job, error: Exception) -> dict[str, Any]:
+    """Notes it among the failures. What the client is told of it, where its answer was under way."""
+    known = error if isinstance(error, StovetopError) else None
+    message = "the server failed; its log says why" if known is None else str(known)
+    outcome = "server" if category_of(error) == "server" else "user"
+    parts.activity.ended(replace(_as_ended(job, ()), num_tokens=0, outcome=outcome, message=message))
+    return _error_as_json(500, message, known)
 
 
 def _as_ended(job: Job, choices: Sequence[Choice]) -> Ended:
@@ -216,11 +235,6 @@ def _error_as_json(status: int, message: str, error: StovetopError | None) -> di
         message, code = f"{message} (here as OPENAI_API_KEY, sent as a Bearer token)", "invalid_api_key"
     kind = _STATUS_NAMES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _error_of(error: StovetopError | None) -> dict[str, Any]:
-    """Of an answer that is under way."""
-    return _error_as_json(500, "the server failed; its log says why" if error is None else str(error), error)
 
 
 OPENAI = Dialect(

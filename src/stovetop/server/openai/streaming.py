@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 Delta = Mapping[str, Any]  # of a message, as the protocol has it
 Next = Callable[[Iterator[Any]], Awaitable[Any]]  # the next of an iterator that waits, None behind its last
 Keep = Callable[[Sequence[Choice]], Awaitable[None]]
-Refused = Callable[[StovetopError | None], Mapping[str, Any]]  # an error as it is written
+Refused = Callable[[Exception], Mapping[str, Any]]  # an error as it is written
 
 
 def event(value: Mapping[str, Any]) -> bytes:
@@ -45,11 +45,10 @@ async def guarded(events: AsyncIterator[bytes], refused: Refused) -> AsyncIterat
     try:
         async for each in events:
             yield each
-    except StovetopError as error:
+    except Exception as error:
+        if not isinstance(error, StovetopError):
+            log.exception("an answer that was streamed failed")
         yield event(refused(error))
-    except Exception:
-        log.exception("an answer that was streamed failed")
-        yield event(refused(None))
 
 
 # ---- chats ---------------------------------------------------------------------------------------------------------
