@@ -93,7 +93,8 @@ def test_a_table_in_a_pipe_has_one_line_a_row(tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["runs", str(tmp_path)]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "sl_basic" in line]
-    assert row.split() == ["sl_basic", "complete", "2", str(folder)]
+    words = row.split()
+    assert (words[:5], words[-1]) == (["sl_basic", "complete", "2", "of", "2"], str(folder))
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def test_a_damaged_run_hides_no_other_and_its_report_names_the_file(
     (tmp_path / "a" / file).write_bytes(damage)
     assert main(["runs", str(tmp_path), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [(each["state"], Path(each["run"]).name) for each in listed] == [("damaged", "a"), ("not complete", "b")]
+    assert [(each["state"], Path(each["run"]).name) for each in listed] == [("damaged", "a"), ("stopped", "b")]
+    assert f"/a/{file}" in listed[0]["reason"]
     assert main(["report", str(tmp_path / "a")]) == 1
     assert f"/a/{file}" in capsys.readouterr().err
 

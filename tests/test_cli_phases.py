@@ -96,10 +96,15 @@ def test_runs_and_report_show_them_as_phases_of_one_run(
     with monkeypatch.context() as patched:
         dies_in_reward(patched)
         assert run_in(tmp_path / "run") == 1
-    expected = [("warm_start", "phase 2 of 2"), ("warm_start 1_supervised", "complete")]
-    expected.append(("warm_start 2_reinforcement", "not complete"))
+    expected = [("", "failed"), ("1_supervised", "complete"), ("2_reinforcement", "failed")]
     listed = json.loads(said_by(capsys, "runs", str(tmp_path), "--json"))
-    assert [(each["recipe"], each["state"]) for each in listed] == expected
+    assert [(each["phase"], each["state"]) for each in listed] == expected
+    assert {each["recipe"] for each in listed} == {"warm_start"}
+    assert (listed[0]["num_done"], listed[0]["num_phases"]) == (1, 2)
+    assert listed[0]["reason"] == listed[2]["reason"] != ""
+    table = said_by(capsys, "runs", str(tmp_path))
+    assert "phase 2 of 2" in table
+    assert "  2_reinforcement" in table
     assert run_in(tmp_path / "run") == 0
     listed = json.loads(said_by(capsys, "runs", str(tmp_path), "--json"))
     assert [each["state"] for each in listed] == ["complete"] * 3

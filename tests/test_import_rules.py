@@ -22,6 +22,7 @@ LINES = [
         "__main__",
         "cli",
         "chat",
+        "reports",
         "recipes",
         "fetch",
         "client_tokenizers",

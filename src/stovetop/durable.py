@@ -340,6 +340,30 @@ def parse_rows(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
     return rows
 
 
+def parse_last_rows(path: Path, parse: Callable[[dict[str, Any]], T], max_bytes: int) -> list[T]:
+    """The rows in the last `max_bytes` of a file, however long it is; none where there is no file. A row that is still
+    being written is left out."""
+    try:
+        with path.open("rb") as file:
+            begin = max(0, file.seek(0, 2) - max_bytes)
+            file.seek(begin)
+            *lines, _ = file.read(max_bytes).split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StovetopError(f"cannot read {path}: {error.strerror or error}") from error
+    rows: list[T] = []
+    for number, line in enumerate(lines[1 if begin else 0 :]):
+        try:
+            rows.append(parse(_object(line)))
+        except (ValueError, RecursionError) as error:
+            back = len(lines) - number - (1 if begin else 0)
+            raise StovetopError(
+                f"{path}, line {back} from its end: {error}; repair or remove the line, which is: {line[:80]!r}"
+            ) from error
+    return rows
+
+
 def _object(line: bytes) -> dict[str, Any]:
     try:
         row: object = json.loads(line)

@@ -2,6 +2,7 @@
 
     stovetop-run.json   the mark: a folder without it is no run, and is neither gone on with nor deleted
     .lock               held by the process that writes to the run, with who that is
+    plan.json           how many steps it is to have, and the metrics that its recipe shows
 
 Readers need no lock. What the other files of a run hold is said in `runs.py`.
 """
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 BehaviorIfExists = Literal["resume", "delete", "ask", "raise"]
 
 MARK_FILE, LOCK_FILE = "stovetop-run.json", ".lock"
-CONFIG_FILE, METRICS_FILE, EVENTS_FILE, CHECKPOINTS_FILE, STATES_FOLDER = (
-    "config.json", "metrics.jsonl", "events.jsonl", "checkpoints.jsonl", "checkpoints",
+CONFIG_FILE, METRICS_FILE, EVENTS_FILE, CHECKPOINTS_FILE, STATES_FOLDER, PLAN_FILE, LOGS_FILE = (
+    "config.json", "metrics.jsonl", "events.jsonl", "checkpoints.jsonl", "checkpoints", "plan.json", "logs.log",
 )  # fmt: skip
 
 
+_SINCE = "%Y-%m-%d %H:%M:%S"  # in the file of a lock
 SECONDS_TO_SIGN, SECONDS_BETWEEN_LOOKS = 1.0, 0.002  # for the holder of a lock to say who it is
 
 
@@ -79,6 +81,29 @@ def mark(path: Path) -> None:
     """Makes the folder a run's."""
     if not (path / MARK_FILE).is_file():
         write_file(path / MARK_FILE, json.dumps({"stovetop_run": 1}).encode())
+
+
+# ---- what is planned -------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """What a run has before it, for those who look at it."""
+
+    num_steps: int | None = None  # None: it has not said
+    columns: tuple[str, ...] = ()  # the metrics to show first
+
+
+def write_plan(path: Path, plan: Plan) -> None:
+    """Into the run's folder."""
+    write_file(path / PLAN_FILE, json.dumps(plan._asdict()).encode())
+
+
+def read_plan(path: Path) -> Plan:
+    """That of the run in this folder; one that says nothing where there is none, or none that can be read."""
+    plan = _json_object(path / PLAN_FILE)
+    num_steps, columns = plan.get("num_steps"), plan.get("columns")
+    listed = cast("list[object]", columns) if isinstance(columns, list) else []
+    return Plan(num_steps if type(num_steps) is int else None, tuple(name for name in listed if isinstance(name, str)))
 
 
 # ---- which folders ---------------------------------------------------------------------------------------------------
@@ -205,6 +230,36 @@ def _ask(path: Path) -> BehaviorIfExists:
 # ---- one writer ------------------------------------------------------------------------------------------------------
 
 
+def writer_in(path: Path) -> str | None:
+    """The process that writes to a run, in words, as far as can be told without touching the lock: a reader that tried
+    it would be in the way of a run that begins. It is the one that the lock's file names, if it lives and had begun
+    when it was named; of another host that cannot be known."""
+    holder = _json_object(path / LOCK_FILE)
+    pid, host, since = holder.get("pid"), holder.get("host"), holder.get("since")
+    if not isinstance(pid, int) or not isinstance(since, str) or not _may_hold(holder):
+        return None
+    if host == socket.gethostname() and _began_s(pid) > _seconds(since) + 1:
+        return None  # the number of a process that has ended was given to another
+    return f"pid {pid} on {host}, since {since}"
+
+
+def _began_s(pid: int) -> float:
+    """When a process began, in seconds since 1970; 0 where it has ended or may not be looked at."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+def _seconds(since: str) -> float:
+    try:
+        return time.mktime(time.strptime(since, _SINCE))
+    except ValueError:
+        return 0.0
+
+
 @contextmanager
 def locked(path: Path, what: str = "run", option: str = "log_path") -> Generator[None]:
     """Refused at once while another process writes to the folder, which is that of a run, or of what is named. The lock
@@ -233,7 +288,7 @@ def _acquire(path: Path, what: str, option: str) -> "FileLock":
 
 def _sign(descriptor: int) -> None:
     """Into the file of a lock: who holds it."""
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime(_SINCE)}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 

@@ -2,6 +2,7 @@
 
     stovetop-run.json   the mark of a run, and .lock, held by the one process that writes to it: `run_folder.py`
     config.json         the config, and the class it is of
+    plan.json           how many steps it is to have, and the metrics that its recipe shows
     metrics.jsonl       one row a step
     events.jsonl        everything else that happened
     checkpoints.jsonl   written by `checkpoints.py`
@@ -33,11 +34,13 @@ from stovetop.run_folder import (
     METRICS_FILE,
     BehaviorIfExists,
     Content,
+    Plan,
     claimed,
     content_of,
     is_run,
     run_path,
     settled,
+    write_plan,
 )
 from stovetop.tracking.configs import Change, changeable_fields, changed_fields, class_path, config_to_dict
 from stovetop.tracking.console import Bar, ConsoleSink, markdown_table, open_console
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     Settings = Mapping[str, JsonValue]  # a config as JSON
 
 log = logging.getLogger(__name__)
+_MAX_REASON = 2000  # characters of what a run stopped with; logs.log has all of it
 _RESUME = "run.resume"  # an event: the run goes on from its step
 _OF_A_PROCESS = ("run.", "workflow.", "stage.")  # events of these say what a process did; without a step, all are kept
 ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
@@ -278,6 +282,7 @@ class Run:
         self._settings = settings
         self._changes = changes
         self._console = console
+        self._columns = console.chosen
         self._stack = stack  # holds the lock
         self._stall_after_s = stall_after_s
         self._last_step = _last_step(parse_rows(path / METRICS_FILE, _checked_row))
@@ -299,8 +304,9 @@ class Run:
         with self._stack:
             if isinstance(error, Exception):
                 log.error("the run stopped", exc_info=error)
+            reason: dict[str, Any] = {} if not str(error or "") else {"reason": str(error)[:_MAX_REASON]}
             try:
-                self.stream.emit("run.stop", seconds=time.monotonic() - self._began_s, outcome=outcome)
+                self.stream.emit("run.stop", seconds=time.monotonic() - self._began_s, outcome=outcome, **reason)
                 self.stream.close()
             except WriteFailed as failure:
                 if error is None:
@@ -327,11 +333,13 @@ class Run:
         loop refuses is not stored."""
         write_file(self.path / CONFIG_FILE, self._config_json)
 
-    def start_at(self, step: int) -> None:
-        """Call it before the first step, with the step that a resumed run goes on from. Rows of metrics.jsonl from
+    def start_at(self, step: int, num_steps: int | None = None) -> None:
+        """Call it before the first step, with the step that a resumed run goes on from, and with how many it is to have
+        in all, which `stovetop runs` and the report show. Rows of metrics.jsonl from
         there on belong to steps that run again: they are dropped, and metrics.jsonl.pre_resume_N keeps a copy. Their
         events stay in events.jsonl, and `load` leaves them out."""
         self.store_config()
+        write_plan(self.path, Plan(num_steps, self._columns))
         file = self.path / METRICS_FILE
         rows = parse_rows(file, _checked_row)
         kept = [row for row in rows if step_of_row(row) < step]

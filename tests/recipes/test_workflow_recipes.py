@@ -355,9 +355,10 @@ def test_runs_lists_those_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert main(["runs", str(tmp_path), "--json"]) == 0
     path = str(tmp_path / "deep" / "mine")
-    assert json.loads(capsys.readouterr().out) == [
-        {"recipe": "dpo", "state": "complete", "last_step": "3", "run": path}
-    ]
+    [listed] = json.loads(capsys.readouterr().out)
+    shown = {name: listed[name] for name in ("recipe", "state", "num_done", "num_steps", "run")}
+    assert shown == {"recipe": "dpo", "state": "complete", "num_done": 3, "num_steps": 3, "run": path}
+    assert {"dpo_loss", "accuracy", "margin"} <= listed["values"].keys()
     assert main(["runs", str(tmp_path)]) == 0
     assert "complete" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "nowhere")]) == 2

@@ -5,15 +5,15 @@ A command is first understood, then carried out. What goes wrong in the first ha
 code 2); in the second, a failure (1). An interrupt exits with 130, SIGTERM takes the same path and exits with 143.
 Nothing here imports torch or transformers.
 
-`recipes`, `models`, `serve`, `views` and `evaluation` have the commands; `configs`, `describe`, `runs` and `interrupts`
-what they rest on.
+`recipes`, `reports`, `models`, `serve`, `views` and `evaluation` have the commands; `configs`, `describe`, `runs` and
+`interrupts` what they rest on.
 """
 
 import sys
 import traceback
 from collections.abc import Sequence
 
-from stovetop.cli import models, recipes, serve, views
+from stovetop.cli import models, recipes, reports, serve, views
 from stovetop.cli.interrupts import as_interrupted, interrupted_by_sigterm, output_is_closed
 from stovetop.cli.words import Action, entry
 from stovetop.errors import StovetopError
@@ -57,8 +57,8 @@ def _eval(words: Sequence[str]) -> Action:
 COMMANDS = {
     "run": recipes.run,
     "resume": recipes.resume,
-    "runs": recipes.runs,
-    "report": recipes.report,
+    "runs": reports.runs,
+    "report": reports.report,
     "list": recipes.list_recipes,
     "describe": recipes.describe,
     "eval": _eval,

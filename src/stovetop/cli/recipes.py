@@ -1,11 +1,10 @@
-"""The commands about recipes and their runs: run, resume, runs, report, list, describe."""
+"""The commands about recipes: run, resume, list, describe."""
 
 import argparse
 import contextlib
 import dataclasses
 import json
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stovetop.cli.configs import config_of, fields_in_order
@@ -29,18 +28,15 @@ from stovetop.cli.loading import (
     workflow_names,
     workflow_of,
 )
-from stovetop.cli.reports import report_of, show_report
 from stovetop.cli.runs import (
     config_to_go_on_with,
     how_to_go_on,
-    list_runs,
     refuse_another_place,
-    run_in,
     stored_run,
 )
 from stovetop.cli.tables import filled, print_table, text_width
 from stovetop.cli.words import Action
-from stovetop.errors import InvalidRequest, StageFailed, StovetopError, UnknownName
+from stovetop.errors import StageFailed, StovetopError, UnknownName
 from stovetop.recipes import RECIPES
 from stovetop.runs import check_opening
 
@@ -121,7 +117,7 @@ def _show_what_would_run(recipe: RecipeModule, config: "DataclassInstance") -> N
         print("\n".join(phases_as_text(phases, config)))
 
 
-# ---- resume, runs, report -------------------------------------------------------------------------------------------
+# ---- resume ---------------------------------------------------------------------------------------------------------
 
 
 def resume(words: Sequence[str]) -> Action:
@@ -148,37 +144,6 @@ def resume(words: Sequence[str]) -> Action:
     if "--dry-run" in words:
         return lambda: _show_what_would_run(recipe, config)
     return lambda: run_interruptibly(recipe.main(config), lambda: how_to_go_on(config, ["resume", *words]))
-
-
-def runs(words: Sequence[str]) -> Action:
-    parser = argparse.ArgumentParser("stovetop runs", description="The runs in a folder, and in those within it.")
-    parser.add_argument("folder", nargs="?", default="runs", help="where they are (default: runs)")
-    parser.add_argument("--json", action="store_true", help="for programs: a list of objects with the same columns")
-    options = parser.parse_args(words)
-    if not Path(options.folder).is_dir():
-        raise InvalidRequest(f"there is no such folder: {options.folder!r}; runs are made by `stovetop run RECIPE`")
-    return lambda: _show_runs(Path(options.folder), as_json=options.json)
-
-
-def _show_runs(folder: Path, *, as_json: bool) -> None:
-    rows = [run._asdict() for run in list_runs(folder)]
-    if as_json:
-        print(json.dumps(rows, indent=1))
-    elif rows:
-        print_table(rows)
-    else:
-        print(f"no runs in {folder}")
-
-
-def report(words: Sequence[str]) -> Action:
-    parser = argparse.ArgumentParser(
-        "stovetop report", description="What a run has come to: its metrics, and what it left."
-    )
-    parser.add_argument("run", help="its folder, such as runs/sl_basic")
-    parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
-    options = parser.parse_args(words)
-    folder = run_in(options.run)
-    return lambda: show_report(report_of(folder), as_json=options.json)
 
 
 # ---- list, describe -------------------------------------------------------------------------------------------------

@@ -1,19 +1,29 @@
 """What a run has come to, from its files: how far it is, what its metrics were, and what it left."""
 
+import argparse
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from stovetop.checkpoints import load_checkpoints_file
-from stovetop.cli.runs import recipe_of, state_of
-from stovetop.cli.tables import filled, print_table, text_width
+from stovetop.cli.runs import run_in
+from stovetop.cli.tables import filled, print_table, text_width, watch_table
+from stovetop.cli.words import Action
+from stovetop.errors import InvalidRequest
+from stovetop.reports import listing
+from stovetop.reports.listing import list_runs, rows_of
+from stovetop.reports.standing import recipe_of, standing_of
 from stovetop.run_folder import is_run
 from stovetop.runs import load
 from stovetop.tracking.console import format_number
 from stovetop.tracking.events import encode_number
 
 TIMES = "time/"  # of a metric that is a number of seconds
+WATCH_EVERY_S = 2.0
 COLUMNS = ("metric", "first", "last", "lowest", "highest")  # of the table
 
 
@@ -35,7 +45,7 @@ class Report:
 
     run: str  # its folder
     recipe: str  # or the class of its config, where that is no recipe's
-    state: str  # see `runs.state_of`
+    state: str  # see `standing.Standing`
     num_rows: int
     metrics: list[Metric]
     checkpoints: list[dict[str, object]]
@@ -53,7 +63,7 @@ def report_of(folder: Path) -> Report:
     return Report(
         str(folder),
         recipe_of(record.config_class) or record.config_class,
-        state_of(folder),
+        standing_of(folder).state,
         len(record.metrics),
         [_metric(name, record.series(name).values) for name in names],
         [dict(checkpoint.to_dict()) for checkpoint in checkpoints],
@@ -102,3 +112,52 @@ def _as_json(metric: Metric) -> dict[str, str | float]:
 
 def _cell(value: str | float) -> str:
     return value if isinstance(value, str) else format_number(value)
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+def runs(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop runs",
+        description="The runs in a folder, and in those within it: how far each is, its last numbers, since when.",
+        epilog="states: running; complete; stopped, that is interrupted or killed; failed, with the reason; damaged,\n"
+        "with the file. A run that is not complete goes on with stovetop resume RUN.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", default="runs", help="where they are (default: runs)")
+    parser.add_argument("--json", action="store_true", help="for programs: a list of objects")
+    parser.add_argument("--watch", action="store_true", help="keep the table up to date, until Ctrl-C")
+    options = parser.parse_args(words)
+    if options.json and options.watch:
+        raise InvalidRequest("--json is one answer, and --watch does not end; leave one of them out")
+    folder = Path(options.folder)
+    if not folder.is_dir():
+        raise InvalidRequest(f"there is no such folder: {options.folder!r}; runs are made by `stovetop run RECIPE`")
+    return partial(_watch_runs, folder) if options.watch else partial(_show_runs, folder, as_json=options.json)
+
+
+def _show_runs(folder: Path, *, as_json: bool) -> None:
+    standings = list(list_runs(folder))
+    if as_json:
+        print(json.dumps([listing.as_json(standing) for standing in standings], indent=1))
+    elif standings:
+        print_table(rows_of(standings))
+    else:
+        print(f"no runs in {folder}")
+
+
+def _watch_runs(folder: Path) -> None:
+    with suppress(KeyboardInterrupt):  # which is how it is meant to end
+        watch_table(lambda: rows_of(list(list_runs(folder))), WATCH_EVERY_S)
+
+
+def report(words: Sequence[str]) -> Action:
+    parser = argparse.ArgumentParser(
+        "stovetop report", description="What a run has come to: its metrics, and what it left."
+    )
+    parser.add_argument("run", help="its folder, such as runs/sl_basic")
+    parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
+    options = parser.parse_args(words)
+    folder = run_in(options.run)
+    return lambda: show_report(report_of(folder), as_json=options.json)

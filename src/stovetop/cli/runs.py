@@ -1,34 +1,20 @@
-"""Runs that are there already: which recipe one belongs to and the config that it goes on with, and the list of those
-in a folder."""
+"""Runs that are there already: the config that one goes on with, and the command."""
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from stovetop.checkpoints import get_last_checkpoint
 from stovetop.cli.interrupts import same_command
-from stovetop.durable import parse_rows
 from stovetop.errors import InvalidRequest, StovetopError
-from stovetop.recipes import RECIPES
-from stovetop.run_folder import MARK_FILE, METRICS_FILE, is_run
+from stovetop.reports.standing import is_phase, recipe_of
+from stovetop.run_folder import is_run
 from stovetop.runs import StoredConfig, read_config
-from stovetop.tracking.events import step_of_row
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-DEPTH = 3  # how many folders down runs are looked for
-
-
-def recipe_of(config_class: str) -> str | None:
-    """The name of the recipe with this config, "module:name"; or the file of one of the user's own, where it lies in
-    the current folder."""
-    classes = {f"{recipe.module}:Config": name for name, recipe in RECIPES.items()}
-    own = Path(config_class.removesuffix(":Config") + ".py")
-    return classes.get(config_class) or (str(own) if own.is_file() else None)
 
 
 def run_in(path: str) -> Path:
@@ -52,25 +38,6 @@ def stored_run(path: str) -> tuple[str, StoredConfig]:
             f"itself: {stored.path}"
         )
     return name, stored
-
-
-def is_phase(folder: Path) -> bool:
-    """Whether the run in this folder is a phase of the run in the folder above."""
-    from stovetop.kitchen.phases import phases_in
-
-    return any(phase.folder == folder for phase in phases_in(folder.parent))
-
-
-def state_of(folder: Path) -> str:
-    """ "complete", "not complete"; of a run of phases that is not complete, "phase 2 of 3"."""
-    from stovetop.kitchen.phases import phases_in
-
-    phases = phases_in(folder)
-    if not phases:
-        last = get_last_checkpoint(folder)
-        return "complete" if last is not None and last.final else "not complete"
-    num_complete = sum(phase.is_complete for phase in phases)
-    return "complete" if num_complete == len(phases) else f"phase {num_complete + 1} of {len(phases)}"
 
 
 def config_to_go_on_with(stored: StoredConfig, config_class: "type[DataclassInstance]") -> "DataclassInstance":
@@ -98,43 +65,3 @@ def refuse_another_place(config: "DataclassInstance", stored: StoredConfig) -> N
             f"resume goes on with a run where it is; leave log_path and behavior_if_exists out, or use stovetop run: "
             f"log_path={place} behavior_if_exists={behavior}"
         )
-
-
-# ---- the list --------------------------------------------------------------------------------------------------------
-
-
-class ListedRun(NamedTuple):
-    recipe: str  # "" where it is no recipe's; with its folder for a phase
-    state: str  # see `state_of`; "damaged" where its files cannot be read
-    last_step: str  # of its last row; "" where it has none
-    run: str  # its folder
-
-
-def list_runs(folder: Path) -> Iterator[ListedRun]:
-    """The runs in a folder, and in those up to DEPTH below it, in the order of their paths. One whose files are damaged
-    hides no other; `stovetop report` says what is wrong with it."""
-    for path in sorted(_folders(folder, DEPTH)):
-        if (path / MARK_FILE).is_file():
-            try:
-                yield _listed(path)
-            except StovetopError:
-                yield ListedRun("", "damaged", "", str(path))
-
-
-def _folders(folder: Path, depth: int) -> Iterable[Path]:
-    yield folder
-    if depth > 0 and folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.name.startswith("."):
-                yield from _folders(entry, depth - 1)
-
-
-def _listed(path: Path) -> ListedRun:
-    whole = path.parent if is_phase(path) else path
-    try:
-        recipe = recipe_of(read_config(whole).config_class) or ""
-    except StovetopError:  # a folder of several runs has no config of its own
-        recipe = ""
-    steps = parse_rows(path / METRICS_FILE, step_of_row)
-    name = recipe if whole == path else f"{recipe} {path.name}".strip()
-    return ListedRun(name, state_of(path), str(steps[-1]) if steps else "", str(path))

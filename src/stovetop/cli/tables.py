@@ -4,7 +4,14 @@ what is in it, one row a line."""
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 WIDTH = 120  # of text in a file or a pipe
 _WIDER_THAN_ANY_ROW = 100_000
@@ -12,16 +19,42 @@ _WIDER_THAN_ANY_ROW = 100_000
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     """The columns are those of the first row."""
-    from rich import box
+    _console().print(_table(rows))
+
+
+def watch_table(rows_now: Callable[[], Sequence[Mapping[str, str]]], every_s: float) -> None:
+    """Shows a table and renews it, until it is interrupted; in a pipe or a file it is printed again each time that it
+    has changed."""
+    from rich.live import Live
+
+    console, shown = _console(), []
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        while True:
+            rows = [dict(row) for row in rows_now()]
+            if live is not None:
+                live.update(_table(rows), refresh=True)
+            elif rows != shown:
+                console.print(_table(rows))
+            shown = rows
+            time.sleep(every_s)
+
+
+def _console() -> "Console":
     from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _WIDER_THAN_ANY_ROW, highlight=False)
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> "Table":
+    from rich import box
     from rich.markup import escape
     from rich.table import Column, Table
 
-    first, *others = rows[0]
+    first, *others = rows[0] if rows else ("nothing yet",)
     table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*map(escape, row.values()))
-    Console(width=None if sys.stdout.isatty() else _WIDER_THAN_ANY_ROW, highlight=False).print(table)
+    return table
 
 
 def text_width() -> int:

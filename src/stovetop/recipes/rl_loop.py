@@ -154,7 +154,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         log_epoch("problems", len(problems.train), config.groups_per_batch)
         if start.is_complete(num_steps):
             return
-        run.start_at(start.batch)
+        run.start_at(start.batch, num_steps)
         test_builders = problem_builders(problems.test, renderer, group_size=1, max_prompt_tokens=room)
         evaluate = RLTestSetEvaluator(test_builders, config.max_tokens, config.temperature, seed=config.seed)
         loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}

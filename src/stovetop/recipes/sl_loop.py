@@ -156,7 +156,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         log_epoch("chats", len(train_chats.data_of_chat), config.batch_size, num_datums)
         if start.is_complete(num_steps):
             return
-        run.start_at(start.batch)
+        run.start_at(start.batch, num_steps)
 
         def submit(step: int) -> InFlight:
             """Everything that belongs to this step, in program order; nothing is awaited."""

@@ -51,7 +51,7 @@ class ConsoleSink:
         self, console: "Console", columns: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console = console
-        self._chosen = tuple(columns)
+        self.chosen = tuple(columns)
         self._clock = clock
         self._columns: tuple[str, ...] = ()  # those of the last header
         self._rows_since_header = 0
@@ -134,7 +134,7 @@ class ConsoleSink:
 
     def _show_row(self, event: Event) -> None:
         seen = (*self._columns, *(key for key in event.values if key not in self._columns))
-        columns = self._chosen or seen
+        columns = self.chosen or seen
         if columns != self._columns or self._rows_since_header == _HEADER_EVERY_ROWS:
             self._columns = columns
             self._rows_since_header = 0

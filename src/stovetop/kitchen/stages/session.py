@@ -75,7 +75,7 @@ def plan_steps(num_per_epoch: int, start: Start, run: Run, num_epochs: int = 1, 
     num_steps = num_steps if max_steps is None else min(num_steps, max_steps)
     is_complete = start.is_complete(num_steps)
     if not is_complete:
-        run.start_at(start.batch)
+        run.start_at(start.batch, num_steps)
     return Plan(Positions(num_per_epoch, num_steps, start.batch), is_complete)
 
 
