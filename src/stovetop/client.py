@@ -408,6 +408,11 @@ class ServiceClient:
         model."""
         ...
 
+    def at(self, storage: str | Path) -> "ServiceClient":
+        """This service for one of several runs: its clients share the base models with all others and save under
+        `storage`. Closed, it refuses new clients, and this service goes on. A server saves on its own disk."""
+        ...
+
     def create_rest_client(self) -> "RestClient":
         """What was saved: by this service, and where it saves."""
         ...

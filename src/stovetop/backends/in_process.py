@@ -35,6 +35,7 @@ from stovetop.client import (
     ModelId,
     ServiceClient,
     StatePath,
+    Storage,
     UserMetadata,
 )
 from stovetop.engine import ops
@@ -64,6 +65,7 @@ class InProcessServiceClient(ServiceClient):
     _observe: Observer
     _labels: RunLabels
     _runs: dict[str, LiveRun]  # by model id
+    _all_runs: dict[str, LiveRun]  # and those of all views (`at`): engines tell their adapters apart by model id
     _saves: PendingSaves
     _bases: OpenedBases
     _queue: str | None
@@ -89,11 +91,24 @@ class InProcessServiceClient(ServiceClient):
         service._observe = service.calls.append if record else _not_recorded
         service._labels = labels
         service._runs = {}
+        service._all_runs = {}
         service._saves = PendingSaves()
         service._queue = None
         service._bases = OpenedBases(open_engine, models, service._storage, service._observe, service._saves, bounds)
         for name in preload:
             service._bases.open(name)
+        return service
+
+    @checked
+    def at(self, storage: Storage) -> Self:
+        """See `client.ServiceClient.at`."""
+        self._bases.require_open("at")
+        service = object.__new__(type(self))
+        vars(service).update(vars(self))
+        service._storage = Path(storage).expanduser().resolve()
+        clear_killed_saves(service._storage)
+        service._runs = {}
+        service._bases = self._bases.at(service._storage)
         return service
 
     def in_queue(self, queue: str | None) -> Self:
@@ -206,7 +221,7 @@ class InProcessServiceClient(ServiceClient):
     def release(self, client: InProcessTrainingClient) -> None:
         """Takes the adapter of this client out of memory, behind all that was called. Nothing may be called on the
         client any more; another one of its `model_id` can be made, from what was saved."""
-        self._runs.pop(client.model_id, None)
+        self._forget(client.model_id)
         client.release()
 
     def descriptions(self) -> dict[str, ops.Description]:
@@ -298,9 +313,10 @@ class InProcessServiceClient(ServiceClient):
         say, once it is loaded."""
         model_id = model_id or f"{Path(base.name).name[:MAX_NAME]}-{secrets.token_hex(4)}"
         run = LiveRun(model_id, base.name, config, self._labels.with_metadata(user_metadata))
-        runs, queue = self._runs, self._queue
-        if runs.setdefault(model_id, run) is not run:
+        forget, queue = partial(self._forget, model_id), self._queue
+        if self._all_runs.setdefault(model_id, run) is not run:
             raise InvalidRequest(f"model_id must be new to this service; choose another, or none: {model_id!r}")
+        self._runs[model_id] = run
         try:
             made = base.thread.call(
                 f"making {model_id}",
@@ -310,10 +326,15 @@ class InProcessServiceClient(ServiceClient):
                 after=after,
             )
         except BaseException:
-            del runs[model_id]
+            forget()
             raise
-        when_done(made.future(), lambda made: None if made.exception() is None else runs.pop(model_id, None))
+        when_done(made.future(), lambda made: None if made.exception() is None else forget())
         return ClientFuture(made.future(), made.cancel)
+
+    def _forget(self, model_id: str) -> None:
+        """The name is free again."""
+        self._runs.pop(model_id, None)
+        self._all_runs.pop(model_id, None)
 
 
 def _not_recorded(_call: Call) -> None:

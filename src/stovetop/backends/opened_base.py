@@ -88,6 +88,7 @@ class OpenedBase:
     saves: PendingSaves  # of the service
     sample_number: "itertools.count[int]"  # of the service, so that every sample has a name of its own
     weights_number: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    shared: "OpenedBase | None" = None  # of a view: the one that it is, which is there for as long as this
 
     @property
     def limits(self) -> ModelLimits:
@@ -202,6 +203,10 @@ class OpenedBases:
                 self._opened[name] = base
             return base
 
+    def at(self, storage: Path) -> "SharedBases":
+        """The same for clients that save elsewhere."""
+        return SharedBases(self, storage)
+
     def require_open(self, what: str | None = None) -> None:
         """Refuses what a closed service, or a copy of one in a forked process, can do no more."""
         refuse_in_fork(self._process, what)
@@ -267,6 +272,37 @@ class OpenedBases:
     def _is_ours(self) -> bool:
         """A forked child has a copy of the service and none of its threads: there is nothing to end in it."""
         return os.getpid() == self._process
+
+
+class SharedBases(OpenedBases):
+    """The base models of another service, for clients that save elsewhere. To close them only refuses new clients."""
+
+    def __init__(self, whole: OpenedBases, storage: Path) -> None:
+        vars(self).update(vars(whole))
+        self._whole = whole
+        self._storage = storage
+
+    def open(self, base_model: str) -> OpenedBase:
+        self.require_open()
+        base = self._whole.open(base_model)
+        return replace(base, storage=self._storage, shared=base)
+
+    def require_open(self, what: str | None = None) -> None:
+        super().require_open(what)
+        self._whole.require_open(what)
+
+    def finish(self) -> list[APIFuture[None]]:
+        self._closed = True
+        return []
+
+    def close(self) -> None:
+        self.finish()
+
+    def drop(self, error: BaseException) -> None:
+        self.finish()
+
+    def stop(self) -> None:
+        pass
 
 
 def _description(thread: EngineThread) -> ops.Description | None:

@@ -23,7 +23,7 @@ from stovetop.backends.remote.tokenizers import tokenizer_of
 from stovetop.backends.remote.training import RemoteTrainingClient
 from stovetop.backends.remote.turns import Turn, Turns
 from stovetop.checks import checked
-from stovetop.client import BaseModel, CloseStatus, ModelId, ServiceClient, StatePath, Tokenizer, UserMetadata
+from stovetop.client import BaseModel, CloseStatus, ModelId, ServiceClient, StatePath, Storage, Tokenizer, UserMetadata
 from stovetop.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -54,6 +54,7 @@ class RemoteServiceClient(ServiceClient):
     _tokenizer: Callable[[str], Tokenizer] | None
     _clients: "weakref.WeakSet[RemoteTrainingClient]"
     _closed: bool
+    _whole: "RemoteServiceClient | None"  # of a view: the service that it is of, whose connection it is
     _process: int
 
     @classmethod
@@ -71,6 +72,7 @@ class RemoteServiceClient(ServiceClient):
         service._tokenizer = tokenizer
         service._clients = weakref.WeakSet()
         service._closed = False
+        service._whole = None
         service._process = os.getpid()
         weakref.finalize(service, connection.end).atexit = False
         return service
@@ -164,6 +166,16 @@ class RemoteServiceClient(ServiceClient):
             lambda inner: self.sampling_client(inner, is_base=True),
         )
 
+    @checked
+    def at(self, storage: Storage) -> Self:
+        """See `client.ServiceClient.at`."""
+        self.require_open("at")
+        service = object.__new__(type(self))
+        vars(service).update(vars(self))
+        service._whole = self
+        service._clients = weakref.WeakSet()
+        return service
+
     def create_rest_client(self) -> RemoteRestClient:
         self.require_open("create_rest_client")
         return RemoteRestClient.over(self.connection, self.saves, self.require_open)
@@ -176,8 +188,8 @@ class RemoteServiceClient(ServiceClient):
     def close(self, status: CloseStatus = "success", detail: str | None = None) -> APIFuture[None]:
         """Waits for what was accepted, then ends the session. Refused in a custom loss of this service."""
         self._refuse_within_loss("close")
-        if not self._closed:
-            self._closed = True
+        was_closed, self._closed = self._closed, True
+        if self._whole is None and not was_closed:
             self.connection.finish()
             self.connection.close(status, detail)
         return resolved(None)
@@ -196,7 +208,6 @@ class RemoteServiceClient(ServiceClient):
         elif not self._closed:
             self._closed = True
             self._drop(error)
-            self.connection.close("errored" if isinstance(error, Exception) else "interrupted", repr(error)[:1000])
 
     async def __aenter__(self) -> Self:
         self.require_open("entering the service")
@@ -213,6 +224,8 @@ class RemoteServiceClient(ServiceClient):
         refuse_in_fork(self._process, what)
         if self._closed:
             raise ServiceClosed(f"{what}: {CLOSED}")
+        if self._whole is not None:
+            self._whole.require_open(what)
 
     def find_tokenizer(self, name: str, by_sdk: Callable[[], Any]) -> Tokenizer:
         """That of a base model."""
@@ -306,7 +319,9 @@ class RemoteServiceClient(ServiceClient):
     def _drop(self, error: BaseException) -> None:
         for client in list(self._clients):
             client.drop(error)
-        self.connection.drop(error)
+        if self._whole is None:
+            self.connection.drop(error)
+            self.connection.close("errored" if isinstance(error, Exception) else "interrupted", repr(error)[:1000])
 
 
 def _refuse_model_id(model_id: str | None) -> None:
