@@ -37,6 +37,7 @@ PARAMETERS_ADDED = {
 }
 
 METHODS_ADDED = {
+    "ServiceClient.at": "several runs in one process",
     "SamplingClient.save": "what was frozen in memory, for another process",
     "TrainingClient.spoil": "a server accepts a forward_backward before it knows whether it can use it",
 }

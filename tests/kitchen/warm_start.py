@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import stovetop
 from kitchen.stages.configs import RLConfig, SupervisedConfig
+from stovetop.client import ServiceClient
 from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
@@ -78,5 +79,9 @@ PHASES = (
 
 async def main(config: Config) -> None:
     """Runs both."""
-    options = config.engine_options()
-    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    await run_phases(PHASES, config, service.at)

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import stovetop
 from stovetop.checks import collecting
+from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import Finished, Phase, When, run_phases, stage
 from stovetop.kitchen.edits import as_ppo
@@ -185,8 +186,12 @@ COOKBOOK_NAMES = {"num_rollouts": "max_steps"}
 
 
 async def main(config: Config) -> None:
-    options = config.engine_options()
-    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    await run_phases(PHASES, config, service.at)
 
 
 PRESETS = {

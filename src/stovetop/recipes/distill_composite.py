@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import stovetop
+from stovetop.client import ServiceClient
 from stovetop.distillation.datasets import DistillationDatasetConfig
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases, stage
@@ -141,8 +142,12 @@ def check(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    options = config.engine_options()
-    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    await run_phases(PHASES, config, service.at)
 
 
 COOKBOOK_NAMES = {

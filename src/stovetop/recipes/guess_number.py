@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import stovetop
+from stovetop.client import ServiceClient
 from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import check_phases, config_from
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
@@ -125,8 +126,12 @@ def check_numbers(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    options = config.engine_options()
-    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    await run_phases(PHASES, config, service.at)
 
 
 PRESETS = {

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Literal
 
 import stovetop
+from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import config_from, plan_phases
@@ -113,8 +114,12 @@ def _check_mode(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    options = config.engine_options()
-    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    await run_phases(PHASES, config, service.at)
 
 
 PRESETS = {

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import stovetop
 from stovetop.checks import check_all
+from stovetop.client import ServiceClient
 from stovetop.data_record import refuse_changes, revisions_in
 from stovetop.datasets import split_rows
 from stovetop.distillation.prompted import compile_answer_pattern
@@ -144,8 +145,12 @@ def check_texts(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    options = config.engine_options()
-    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    await run_phases(PHASES, config, service.at)
 
 
 PRESETS = {

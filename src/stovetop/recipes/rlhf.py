@@ -17,6 +17,7 @@ from typing import Annotated
 
 import stovetop
 from stovetop.checks import check_all, collecting
+from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import config_from, plan_phases
@@ -161,8 +162,12 @@ def check_data_sets(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    options = config.engine_options()
-    await run_phases(PHASES, config, lambda folder: stovetop.ServiceClient(config.base_url, storage=folder, **options))
+    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+        await train(config, service)
+
+
+async def train(config: Config, service: ServiceClient) -> None:
+    await run_phases(PHASES, config, service.at)
 
 
 PRESETS = {
