@@ -27,6 +27,7 @@ LINES = [
         "fetch",
         "client_tokenizers",
     ],
+    ["sweeps"],
     ["tasks", "kitchen"],
     ["evaluation", "distillation", "preference", "rl", "supervised", "evaluators"],
     ["runs", "data_record", "checkpoints", "run_folder", "tracking", "named_data", "datasets", "row_sources"],

@@ -20,6 +20,7 @@ import subprocess
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeVar, cast
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _MAX_REASON = 2000  # characters of what a run stopped with; logs.log has all of it
+_OPEN = ContextVar[tuple[Path, ...]]("open runs", default=())  # of this task: a run, and a phase of it
 _RESUME = "run.resume"  # an event: the run goes on from its step
 _OF_A_PROCESS = ("run.", "workflow.", "stage.")  # events of these say what a process did; without a step, all are kept
 ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
@@ -237,25 +239,41 @@ def _git_diff() -> bytes | None:
 
 @contextmanager
 def _logging_to(path: Path, console: ConsoleSink) -> Generator[None]:
-    """While open, what the package logs goes to logs.log, and to the console unless the program shows it by itself.
-    Only the logger "stovetop" is touched, and left as it was."""
+    """While open, what the package logs goes to logs.log, and to the console unless the program shows it by itself; but
+    for what is said in the course of another run that is open too. Only the logger "stovetop" is touched, and left as
+    it was."""
+    before = _OPEN.get()
+    _OPEN.set((*before, path))
     logger = logging.getLogger("stovetop")
     file = logging.FileHandler(path / "logs.log", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     shown = console.log_handler()
     shown.addFilter(lambda record: record.exc_info is None)  # tracebacks are for the file: the caller shows the error
     handlers = [file] if logging.getLogger().handlers else [file, shown]
+    with at_info():
+        for handler in handlers:
+            handler.addFilter(lambda _record: path in (_OPEN.get() or (path,)))
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            for handler in handlers:
+                logger.removeHandler(handler)
+                handler.close()
+            _OPEN.set(before)  # not reset: a run may be left in another thread than it was entered in
+
+
+@contextmanager
+def at_info() -> Generator[None]:
+    """Within, the package says what it does. Runs that are open at once are opened within one of these: the first that
+    ends would end the words of the others."""
+    logger = logging.getLogger("stovetop")
     level = logger.level
     logger.setLevel(logging.INFO)
-    for handler in handlers:
-        logger.addHandler(handler)
     try:
         yield
     finally:
         logger.setLevel(level)
-        for handler in handlers:
-            logger.removeHandler(handler)
-            handler.close()
 
 
 # ---- a run that is open ----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ Stovetop trains language models that you own, on this machine.
 commands:
   run <recipe> [field=value ...]  run a recipe, or FILE.py; the same command again goes on where it stopped
   resume <run> [field=value ...]  go on with a run, with its own config
+  sweep <recipe> field=a,b ...    several runs of a recipe, over values of its fields, and which is best
   runs [folder]                   the runs in a folder
   report <run>                    what a run has come to
   list                            the recipes, with their presets
@@ -54,9 +55,16 @@ def _eval(words: Sequence[str]) -> Action:
     return evaluation.evaluation(words)
 
 
+def _sweep(words: Sequence[str]) -> Action:
+    from stovetop.cli import sweeps  # likewise
+
+    return sweeps.sweep(words)
+
+
 COMMANDS = {
     "run": recipes.run,
     "resume": recipes.resume,
+    "sweep": _sweep,
     "runs": reports.runs,
     "report": reports.report,
     "list": recipes.list_recipes,

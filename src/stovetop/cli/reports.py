@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from stovetop.checkpoints import load_checkpoints_file
 from stovetop.cli.runs import run_in
+from stovetop.cli.sweep_table import show_sweep
 from stovetop.cli.tables import filled, print_table, text_width, watch_table
 from stovetop.cli.words import Action
 from stovetop.errors import InvalidRequest
@@ -19,6 +20,7 @@ from stovetop.reports.listing import list_runs, rows_of
 from stovetop.reports.standing import recipe_of, standing_of
 from stovetop.run_folder import is_run
 from stovetop.runs import load
+from stovetop.sweeps.running import is_sweep, read_sweep
 from stovetop.tracking.console import format_number
 from stovetop.tracking.events import encode_number
 
@@ -154,10 +156,14 @@ def _watch_runs(folder: Path) -> None:
 
 def report(words: Sequence[str]) -> Action:
     parser = argparse.ArgumentParser(
-        "stovetop report", description="What a run has come to: its metrics, and what it left."
+        "stovetop report",
+        description="What a run has come to: its metrics, and what it left; or a sweep: its runs, the best first.",
     )
-    parser.add_argument("run", help="its folder, such as runs/sl_basic")
+    parser.add_argument("run", help="its folder, such as runs/sl_basic or runs/sweep_sl_basic")
     parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
     options = parser.parse_args(words)
+    if is_sweep(sweep := Path(options.run)):
+        asked = read_sweep(sweep)
+        return lambda: show_sweep(sweep, asked, as_json=options.json)
     folder = run_in(options.run)
     return lambda: show_report(report_of(folder), as_json=options.json)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from stovetop.tracking.events import METRICS, TEXT, Event
@@ -20,14 +21,25 @@ if TYPE_CHECKING:
 _PLAIN_LINE_EVERY_S = 30.0
 _HEADER_EVERY_ROWS = 30
 _BAR_WIDTH = 24
+_IS_QUIET = ContextVar("is quiet", default=False)
 _WIDTH_WITHOUT_NUMBERS = 76  # of a bar with its description, count and time
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Within, in this task and in those that it makes, no run shows anything: several do not fit on one terminal."""
+    token = _IS_QUIET.set(True)
+    try:
+        yield
+    finally:
+        _IS_QUIET.reset(token)
 
 
 def open_console(*, shown: bool) -> "Console":
     """The terminal, or a console that shows nothing."""
     from rich.console import Console
 
-    if not shown:
+    if not shown or _IS_QUIET.get():
         return Console(quiet=True, file=io.StringIO())
     return Console(width=None if sys.stdout.isatty() else 120)
 

@@ -18,6 +18,7 @@ from stovetop.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; text and grid in greys.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -58,16 +59,55 @@ def plot_lines(
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=12)
     axes.set_xlabel(x_label, color=_INK)
     axes.set_ylabel(y_label, color=_INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(colors=_INK, length=3)
-    axes.grid(axis="y", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    _dress(axes)
     axes.margins(x=0.02)
     if all(float(x).is_integer() for line in lines for x in line.x):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(lines) > 1 or running_mean > 1:
         axes.legend(frameon=False, labelcolor=_INK, loc="best")
+    return _written(figure, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One of several plots side by side: points, and a line through others."""
+
+    x_label: str
+    points: Line
+    means: Line
+    is_log: bool  # x by its logarithm
+
+
+def plot_panels(path: Path, panels: Sequence[Panel], *, title: str, y_label: str) -> Path:
+    """Draws them into one PNG, all with the same y. Returns `path`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.2 + 4.2 * len(panels), 4.2), dpi=160, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, panel in zip(all_axes, panels, strict=True):
+        axes.scatter(panel.points.x, panel.points.y, s=18, color=_COLOURS[0], alpha=0.5, label=panel.points.label)
+        axes.plot(panel.means.x, panel.means.y, color=_COLOURS[1], linewidth=2, marker="o", label=panel.means.label)
+        axes.set_xlabel(panel.x_label, color=_INK)
+        if panel.is_log:
+            axes.set_xscale("log")
+        _dress(axes)
+    all_axes[0].set_ylabel(y_label, color=_INK)
+    all_axes[0].legend(frameon=False, labelcolor=_INK, loc="best")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=_INK)
+    return _written(figure, path)
+
+
+def _dress(axes: "Axes") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.tick_params(colors=_INK, length=3)
+    axes.grid(axis="y", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _written(figure: "Figure", path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     png = io.BytesIO()
     figure.savefig(png, format="png")
