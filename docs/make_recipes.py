@@ -24,6 +24,14 @@ A recipe's own config is the published one, with its model and its data set. A p
 prints it. `small` is a run that needs no network and learns in minutes on two cores. A file of your own has presets
 too, FILE.py:PRESET, where it says `PRESETS = {"small": Config(...)}`.
 
+A run keeps its last two checkpoints and the final one; the others are deleted once a new one is on the disk.
+`keep_checkpoints=5` keeps more, `keep_checkpoints="2 lowest:test/nll"` also the one at which a metric was lowest
+(`highest:` likewise; evaluate where a checkpoint is saved), `keep_checkpoints=all` all of them. What a checkpoint needs
+stays with it (policies, the reference), and so does one that another run begins with, is taught or judged by: that run
+notes it in `used_by.jsonl`, whose row may be removed by hand. `deleted.jsonl` says what was deleted. Of checkpoints at
+a server a run deletes those that it has saved since it was begun or resumed. `stovetop runs --du` says what takes the
+room, `stovetop prune RUN` frees it, also of what a killed process has saved and no row names.
+
 """
 
 

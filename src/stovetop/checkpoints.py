@@ -18,7 +18,7 @@ from stovetop.concurrency import in_thread
 from stovetop.durable import MANIFEST, append_row, make_folders, parse_rows, read_folder, writing
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, TornCheckpoint
 from stovetop.futures import APIFuture
-from stovetop.run_folder import CHECKPOINTS_FILE, STATES_FOLDER, saved_folders
+from stovetop.run_folder import CHECKPOINTS_FILE, STATES_FOLDER, is_run, saved_folders
 from stovetop.types import SaveWeightsForSamplerResponse, SaveWeightsResponse
 
 log = logging.getLogger(__name__)
@@ -103,10 +103,10 @@ def load_checkpoints_file(log_dir: str | Path) -> list[CheckpointRecord]:
     return [
         replace(
             record,
-            state_path=_locate(record.state_path, log_dir),
-            sampler_path=_locate(record.sampler_path, log_dir),
-            policy_paths=tuple(_locate(path, log_dir) for path in record.policy_paths),
-            reference_path=_locate(record.reference_path, log_dir),
+            state_path=located(record.state_path, log_dir),
+            sampler_path=located(record.sampler_path, log_dir),
+            policy_paths=tuple(located(path, log_dir) for path in record.policy_paths),
+            reference_path=located(record.reference_path, log_dir),
         )
         for record in parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
     ]
@@ -118,16 +118,21 @@ def get_last_checkpoint(log_dir: str | Path, required_key: str = "state_path") -
 
 
 @overload
-def _locate(path: str, log_dir: Path) -> str: ...
+def located(path: str, log_dir: Path) -> str: ...
 @overload
-def _locate(path: None, log_dir: Path) -> None: ...
-def _locate(path: str | None, log_dir: Path) -> str | None:
+def located(path: None, log_dir: Path) -> None: ...
+def located(path: str | None, log_dir: Path) -> str | None:
     """Where the run directory has it now, which may have been moved or copied: the longest tail of `path` that is a
-    saved folder in there; else `path`."""
+    saved folder in there, or in the run that this one is part of; else `path`."""
     if path is None or not Path(path).is_absolute():
         return path
     parts = Path(path).parts
-    tails = (log_dir.joinpath(*parts[start:]) for start in range(1, len(parts)))
+    tails = (
+        folder.joinpath(*parts[start:])
+        for folder in (log_dir, *log_dir.parents)
+        if folder == log_dir or is_run(folder)
+        for start in range(1, len(parts))
+    )
     return next((str(moved) for moved in tails if (moved / MANIFEST).is_file()), path)
 
 

@@ -6,9 +6,10 @@ it is read. Reading changes nothing.
 
     .NAME.writing-1a2b3c4d    what is being written; its writer holds a lock on it, which goes with the process
     .NAME.replaced-1a2b3c4d   what was there before, between the two renames of an overwrite
+    .NAME.deleted-1a2b3c4d    what is being deleted
 
-Both are left behind by a process that is killed. `clear_leftovers` removes the first, unless it is locked, and puts the
-second back if nothing has taken its place.
+All are left behind by a process that is killed. `clear_leftovers` removes the first, unless it is locked, and the last,
+and puts the second back if nothing has taken its place.
 """
 
 import fcntl
@@ -29,7 +30,7 @@ from stovetop.errors import CheckpointExists, CheckpointNotFound, StovetopError,
 
 MANIFEST = "manifest.json"
 
-_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(writing|replaced)-[0-9a-f]{8}", re.DOTALL)
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(writing|replaced|deleted)-[0-9a-f]{8}", re.DOTALL)
 
 T = TypeVar("T")
 
@@ -158,6 +159,15 @@ def make_folders(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
         disk.sync(folder.parent)
 
 
+def delete_folder(path: Path) -> None:
+    """Deletes a folder. After a crash at any point it is there as it was, or not at all."""
+    with writing(path):
+        doomed = path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}")
+        path.rename(doomed)
+        LOCAL_DISK.sync(path.parent)
+        _remove(doomed)
+
+
 def _refuse_if_there(path: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
         raise CheckpointExists(f"there is a checkpoint at this path already; choose another name or overwrite: {path}")
@@ -243,6 +253,8 @@ def _clear(path: Path) -> None:
     for unfinished in _beside(path, "writing"):
         if _is_abandoned(unfinished):
             _remove(unfinished)
+    for doomed in _beside(path, "deleted"):
+        _remove(doomed)
     for replaced in _beside(path, "replaced"):
         if path.exists():
             _remove(replaced)

@@ -5,7 +5,8 @@
     plan.json           how many steps it is to have, and the metrics that its recipe shows
     metrics.jsonl       one row a step
     events.jsonl        everything else that happened
-    checkpoints.jsonl   written by `checkpoints.py`
+    checkpoints.jsonl   written by `checkpoints.py`; deleted.jsonl, what of them was deleted: `retention.py`
+    used_by.jsonl       which other runs use its checkpoints, by which they stay: `checkpoint_users.py`
     data.json           what it trains and tests on: `data_record.py`
     workflow.json       the stages of the workflow that ran last, if one did: `kitchen/workflow.py`
     code.diff           what differed from the last commit when the run was begun, if git was there
@@ -25,10 +26,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeVar, cast
 
+from stovetop.checkpoint_users import note_uses
 from stovetop.checkpoints import get_last_checkpoint, refuse_to_end_before
 from stovetop.data_record import record_data, revisions_in
 from stovetop.durable import parse_rows, write_file
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
+from stovetop.retention import Retention, parse_keep
 from stovetop.run_folder import (
     CONFIG_FILE,
     EVENTS_FILE,
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pydantic import JsonValue
 
+    from stovetop.client import ServiceClient
     from stovetop.named_data import Loaded
 
     Settings = Mapping[str, JsonValue]  # a config as JSON
@@ -79,6 +83,7 @@ def open_run(
     columns: Sequence[str] = (),
     sinks: Sequence[Sink] = (),
     stall_after_s: float = STALL_AFTER_S,
+    keep_checkpoints: str = "2",
 ) -> "Run":
     """The run in this directory, made or resumed; enter it with `with`. It is locked until it is left.
 
@@ -87,9 +92,12 @@ def open_run(
     refuses a directory in which there is a run, "ask" asks on a terminal and is refused where there is none. A
     directory that holds anything but a run is refused in any case. `columns` are the metrics to show on the console;
     `sinks` get every event too. When nothing has gone on for `stall_after_s` seconds, the log says what the run waits
-    for, and since when: which stage, which environment of which group, which evaluator.
+    for, and since when: which stage, which environment of which group, which evaluator. Which checkpoints stay when
+    `Run.retain` is called, `keep_checkpoints` says: see `retention.py`. What the config names of other runs'
+    checkpoints is noted in their folders, and stays there.
     """
     settings = config_to_dict(config)
+    parse_keep(keep_checkpoints)
     with ExitStack() as opening:
         path, content = opening.enter_context(claimed(log_path, behavior_if_exists))
         stored = _stored_settings(path, content) or settings
@@ -101,8 +109,10 @@ def open_run(
             write_file(path / CONFIG_FILE, to_store)
         if content is not Content.RUN and (diff := _git_diff()) is not None:
             write_file(path / "code.diff", diff)
+        note_uses(path, settings)
         shown = ConsoleSink(open_console(shown=console), columns)
-        return Run(path, settings, changes, shown, sinks, opening.pop_all(), stall_after_s, to_store)
+        retention = Retention(path, keep_checkpoints)
+        return Run(path, settings, changes, shown, sinks, opening.pop_all(), stall_after_s, to_store, retention)
 
 
 def _is_of_another_length(config_class: "type[DataclassInstance]", changes: Mapping[str, Change]) -> bool:
@@ -292,9 +302,11 @@ class Run:
         stack: ExitStack,
         stall_after_s: float,
         config_json: bytes,
+        retention: Retention,
     ) -> None:
         self.path = path
         self._config_json = config_json
+        self._retention = retention
         record = [MetricsFile(path / METRICS_FILE), EventsFile(path / EVENTS_FILE)]
         self.stream = EventStream([console, *sinks], record=record)
         self._settings = settings
@@ -385,6 +397,10 @@ class Run:
     def emit(self, name: str, /, *, step: int | None = None, **fields: SupportsFloat | str) -> None:
         """`run.emit("training.step", step=3, loss=0.5)`: see `EventStream.emit`."""
         self.stream.emit(name, step=step, **fields)
+
+    async def retain(self, service: "ServiceClient") -> None:
+        """Deletes the checkpoints that are not to stay: call it when the row of a new one is written."""
+        await self._retention.apply(service)
 
     def progress(self, description: str, *, total: int, completed: int = 0) -> AbstractContextManager[Bar]:
         """`with run.progress("training", total=100) as bar: ... bar.advance()`. Shows the last metrics beside it."""

@@ -46,6 +46,7 @@ from stovetop.kitchen.workflows import (
     TOPK_DISTILLATION,
 )
 from stovetop.recipes import dpo
+from stovetop.retention import paths_of
 from stovetop.runs import load, open_run
 from stovetop.tracking.events import Sink
 
@@ -72,14 +73,17 @@ class Outcome(NamedTuple):
 
     rows: list[dict[str, float]]  # without the clock
     checkpoints: list[dict[str, Any]]  # with the names of what they refer to
+    kept: list[str]  # the names of those that are not deleted
     events: Counter[tuple[str, int | None]]  # of those that happen once a step
     weights: dict[str, bytes]  # and the optimizer's moments
 
 
 def outcome(log_path: str) -> Outcome:
     events = Counter((event.name, event.step) for event in load(log_path).events if event.name in ONCE_A_STEP)
-    found = [_without_folders(record) for record in load_checkpoints_file(log_path)]
-    return Outcome(rows(log_path), found, events, weights(log_path))
+    records = load_checkpoints_file(log_path)
+    kept = [record.name for record in records if all(Path(path).is_dir() for path in paths_of(record))]
+    found = [_without_folders(record) for record in records]
+    return Outcome(rows(log_path), found, kept, events, weights(log_path))
 
 
 def _without_folders(record: CheckpointRecord) -> dict[str, Any]:
@@ -195,6 +199,11 @@ def supervised(folder: Path) -> SupervisedConfig:
     return SupervisedConfig(dataset=write_chats(folder / "rows"), log_path=str(folder / "run"), eval_every=2)
 
 
+def supervised_often_saved(folder: Path) -> SupervisedConfig:
+    """Of its checkpoints the last two stay, and the best."""
+    return replace(supervised(folder), eval_every=1, save_every=1, keep_checkpoints="2 lowest:test/nll")
+
+
 def preference(folder: Path) -> PreferenceConfig:
     return PreferenceConfig(dataset=write_comparisons(folder / "rows"), log_path=str(folder / "run"))
 
@@ -267,6 +276,7 @@ def topk(folder: Path) -> TopKConfig:
 
 MODES = {
     "supervised": Mode(SUPERVISED, supervised),
+    "supervised, often saved": Mode(SUPERVISED, supervised_often_saved),
     "preference": Mode(PREFERENCE, preference),
     "measured preference": Mode(dpo.WORKFLOW, measured_preference),
     "reward model": Mode(REWARD_MODEL, reward_model),
@@ -274,6 +284,7 @@ MODES = {
     "reinforcement": Mode(REINFORCEMENT, reinforcement(0, remove_constant_reward_groups=True)),
     "one step ahead": Mode(REINFORCEMENT, reinforcement(1)),
     "two steps ahead": Mode(REINFORCEMENT, reinforcement(2, save_every=3, eval_every=2)),
+    "two steps ahead, often saved": Mode(REINFORCEMENT, reinforcement(2, save_every=1, keep_checkpoints="1")),
     "penalty, substeps": Mode(KL_REINFORCEMENT, with_penalty),
     "ppo": Mode(PPO, ppo),
     "streaming": Mode(STREAMING, streaming),

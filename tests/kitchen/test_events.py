@@ -207,8 +207,8 @@ def test_every_event_is_emitted_as_often_as_it_happens(name: str, tmp_path: Path
     assert all(set(event.values) == fields[event.name] for event in events if event.name in fields)
 
 
-SAVED = ["save_final_weights", "register_model"]
-RECORDED = ["log_step", "log_epoch_metrics", "record_checkpoint"]
+SAVED = ["save_final_weights", "register_model", "delete_old_checkpoints_at_end"]
+RECORDED = ["log_step", "log_epoch_metrics", "record_checkpoint", "delete_old_checkpoints"]
 TRAINED = ["schedule", "train_step", "save_checkpoint", "freeze_policy"]
 SEQUENCES = {
     "supervised": [

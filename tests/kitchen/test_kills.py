@@ -33,7 +33,15 @@ from stovetop.kitchen.workflow import Workflow
 
 NUM_PARTS = 60  # of the boundaries of a mode
 QUICK_PARTS = (7,)
-QUICK_MODES = {"supervised", "measured preference", "two steps ahead", "ppo", "distillation", "reward model"}
+QUICK_MODES = {
+    "supervised",
+    "two steps ahead, often saved",
+    "measured preference",
+    "two steps ahead",
+    "ppo",
+    "distillation",
+    "reward model",
+}
 NUM_STOPS = 20  # runs of a mode that are stopped in another way
 QUICK_STOPS = {("supervised", 0), ("one step ahead", 1), ("off-policy distillation", 2), ("two steps ahead", 3)}
 

@@ -50,14 +50,15 @@ class Entry:
 
 SESSION = "choose_adapter init_session init_renderer"
 PLAN = "plan_steps make_optimizer"
-END = "evaluate_at_end save_final_weights register_model"
+SAVED = "save_final_weights register_model delete_old_checkpoints_at_end"
+END = f"evaluate_at_end {SAVED}"
 SUPERVISED_LOOP = (
     "get_batch evaluate schedule forward_backward optim_step save_checkpoint await_forward_backward await_optim_step "
-    f"log_step_metrics log_step record_checkpoint {END}"
+    f"log_step_metrics log_step record_checkpoint delete_old_checkpoints {END}"
 )
 RL_LOOP = (
     "initial_policies do_rollout compute_advantages assemble_rl_batch evaluate schedule train_step save_checkpoint "
-    f"freeze_policy log_rl_metrics log_step record_checkpoint {END}"
+    f"freeze_policy log_rl_metrics log_step record_checkpoint delete_old_checkpoints {END}"
 )
 TEACHER = (  # an epoch of one step
     f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch evaluate "
@@ -67,7 +68,7 @@ TEACHER = (  # an epoch of one step
 ON_POLICY_LOOP = (
     f"init_teachers build_prompt_dataset make_teacher_evaluators {PLAN} make_policy_loss choose_sampling "
     f"initial_policies do_rollout assemble_distillation_batch incorporate_teacher_kl evaluate schedule train_step "
-    f"save_checkpoint freeze_policy log_on_policy_metrics log_step record_checkpoint {END}"
+    f"save_checkpoint freeze_policy log_on_policy_metrics log_step record_checkpoint delete_old_checkpoints {END}"
 )
 DISTILLATION = (
     "dataset=sample:tickets", "test_size=4", "teacher_dataset=sample:chats", "teacher_model_name=any/model",
@@ -120,7 +121,7 @@ ENTRIES: dict[str, Entry] = {
          "ppo_epochs": 4, "kl_penalty_coef": 0.0, "max_steps": 100, "num_substeps": 1, "max_tokens": 4096},
         f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch schedule "
         "forward_backward optim_step await_forward_backward await_optim_step log_step_metrics log_step "
-        f"log_epoch_metrics save_final_weights register_model / load_code_problems find_grader choose_estimator "
+        f"log_epoch_metrics {SAVED} / load_code_problems find_grader choose_estimator "
         f"{SESSION} limit_prompts build_code_groups batch_problems make_rl_evaluators {PLAN} make_ppo_loss "
         f"choose_sampling {RL_LOOP.replace('train_step', 'ppo_update')}",
     ),
@@ -131,7 +132,7 @@ ENTRIES: dict[str, Entry] = {
                   "learning_rate": 3e-5, "eval_every": 5, "save_every": 20, "num_games": 0},
         f"show_games {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch schedule "
         "forward_backward optim_step await_forward_backward await_optim_step log_step_metrics log_step "
-        f"log_epoch_metrics save_final_weights register_model / {SESSION} limit_prompts build_games batch_problems "
+        f"log_epoch_metrics {SAVED} / {SESSION} limit_prompts build_games batch_problems "
         f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP.removesuffix(END)}"
         f"log_epoch_metrics {END}",
     ),
@@ -143,7 +144,7 @@ ENTRIES: dict[str, Entry] = {
         f"load_named_comparisons choose_adapter init_session init_reference init_renderer build_preference_dataset "
         f"{PLAN} make_preference_loss make_pairs_evaluator set_epoch get_preference_batch compute_reference_logprobs "
         f"evaluate schedule dpo_forward_backward optim_step save_checkpoint await_dpo await_optim_step "
-        f"log_dpo_metrics log_step record_checkpoint log_epoch_metrics {END}",
+        f"log_dpo_metrics log_step record_checkpoint delete_old_checkpoints log_epoch_metrics {END}",
     ),
     "rlhf": Entry(
         ("renderer_name=None", "sft_dataset=sample:chats", "dataset=sample:hhh", "test_size=2", "rl_test_size=2",

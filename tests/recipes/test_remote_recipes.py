@@ -16,6 +16,7 @@ from server.running import KEY, running
 from stovetop.backends import recording
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.backends.remote import service as remote_service
+from stovetop.checkpoints import load_checkpoints_file
 from stovetop.cli import main
 from stovetop.runs import Run, load
 
@@ -88,3 +89,22 @@ def test_a_run_goes_on_while_its_server_is_killed_and_started_again(
         assert main([word.replace(str(tmp_path / "here"), str(tmp_path / "there")) for word in there]) == 0
         assert killed == [-signal.SIGKILL]
     assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
+
+
+def test_of_a_run_on_a_server_the_same_checkpoints_stay_and_prune_frees_them_there(tmp_path: Path) -> None:
+    run, storage = tmp_path / "run", tmp_path / "storage"
+    given = [word for word in words_of("sl_basic", run) if not word.startswith("save_every")]
+    with running(storage, partial(recording.open_service, models=MODELS, preload=True)) as server:
+        words = [word if word != "base_url=recording" else f"base_url={server.url}" for word in given]
+        assert main([*words, "save_every=1", "keep_checkpoints=2"]) == 0
+        names = [record.name for record in load_checkpoints_file(run)]
+        assert len(names) > 2
+        assert names_at(storage) == set(names[-2:])
+        assert main(["prune", str(run), "--keep", "1", "--yes"]) == 0
+    assert names_at(storage) == {"final"}
+
+
+def names_at(storage: Path) -> set[str]:
+    """The checkpoints that a server has, without the snapshots that it makes for itself."""
+    names = {folder.name.partition(".")[0] for folder in storage.glob("checkpoints/*/weights/*")}
+    return names - {"snapshot"}

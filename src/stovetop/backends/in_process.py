@@ -295,6 +295,7 @@ class InProcessServiceClient(ServiceClient):
             partial(check_base, state, path, base.name),
             self._saves.under(Path(path)),
         )
+        self._saves.add_load(Path(path), made.future())
         arguments = {"path": path, "base_model": base_model, "user_metadata": user_metadata}
         self._observe(Call("service", verb, arguments))
         return made

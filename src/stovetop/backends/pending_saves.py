@@ -1,5 +1,6 @@
 """Saves that were accepted and are not on the disk yet. Who knows their paths may use them at once: a client is made
-from such a path, or a list asked for, and it waits for the save."""
+from such a path, or a list asked for, and it waits for the save. And loads that were accepted and have not read their
+files yet: a deletion waits for them."""
 
 import threading
 from collections.abc import Callable
@@ -25,7 +26,8 @@ class PendingSaves:
 
     def __init__(self) -> None:
         self._by_path: dict[Path, list[_Save]] = {}  # the latest of one path at the end
-        self._lock = threading.Lock()  # protects the table: saves end in the threads of the writers
+        self._loads: dict[Path, list[Future[Any]]] = {}
+        self._lock = threading.Lock()  # protects both tables: saves end in the threads of the writers
 
     def add(self, path: Path, state: SavedState, future: "Future[Any]") -> None:
         """A save to `path`, which ends with this future."""
@@ -33,6 +35,13 @@ class PendingSaves:
         with self._lock:
             self._by_path.setdefault(path, []).append(save)
         when_done(future, lambda _: self._remove(path, save))
+
+    def add_load(self, path: Path, future: "Future[Any]") -> None:
+        """A load from `path`, which ends with this future."""
+        path = _resolved(path)
+        with self._lock:
+            self._loads.setdefault(path, []).append(future)
+        when_done(future, lambda _: self._remove_load(path, future))
 
     def describe(self, path: Path) -> SavedState:
         """What is at this path, or will be when the saves that were accepted are done."""
@@ -53,9 +62,15 @@ class PendingSaves:
                 for save in saves
             ]
 
-    def then(self, folder: Path, read: Callable[[], T]) -> APIFuture[T]:
-        """What `read` returns when the saves under this folder are done: at once, if there are none."""
-        before = self.under(folder)
+    def loads_of(self, path: Path) -> "list[Future[Any]]":
+        """The loads from this path."""
+        with self._lock:
+            return list(self._loads.get(_resolved(path), ()))
+
+    def then(self, folder: Path, read: Callable[[], T], *, after_loads: bool = False) -> APIFuture[T]:
+        """What `read` returns when the saves under this folder are done, and if need be the loads from it: at once, if
+        there are none."""
+        before = [*self.under(folder), *(self.loads_of(folder) if after_loads else ())]
         if not before:
             return resolved(read())
         result = pending()
@@ -67,6 +82,12 @@ class PendingSaves:
             self._by_path[path].remove(save)
             if not self._by_path[path]:
                 del self._by_path[path]
+
+    def _remove_load(self, path: Path, future: "Future[Any]") -> None:
+        with self._lock:
+            self._loads[path].remove(future)
+            if not self._loads[path]:
+                del self._loads[path]
 
 
 def _resolved(path: Path) -> Path:

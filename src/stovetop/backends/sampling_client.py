@@ -146,6 +146,7 @@ def load_sampling_client(base: OpenedBase, path: str, state: SavedState, queue: 
         partial(check_base, state, path, base.name),
         after=base.saves.under(Path(path)),
     )
+    base.saves.add_load(Path(path), loaded.future())
     return ClientFuture(loaded.future(), loaded.cancel)
 
 

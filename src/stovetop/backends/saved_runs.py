@@ -2,7 +2,6 @@
 What saves that were accepted before will change is read when they are done."""
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ from stovetop.backends.older_names import with_older_names
 from stovetop.backends.pending_saves import PendingSaves
 from stovetop.checks import checked
 from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath, UserMetadata, is_path
-from stovetop.durable import MANIFEST, clear_leftovers, read_manifest
+from stovetop.durable import MANIFEST, clear_leftovers, delete_folder, read_manifest
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, RunNotFound, TornCheckpoint
 from stovetop.futures import APIFuture, resolved
 from stovetop.rest_types import KIND_OF_FOLDER
@@ -169,7 +168,7 @@ class SavedRuns(RestClient):
 
     def _delete(self, path: Path) -> APIFuture[None]:
         self._require_open()
-        return self._saves.then(path, lambda: self._delete_now(path.resolve()))
+        return self._saves.then(path, lambda: self._delete_now(path.resolve()), after_loads=True)
 
     def _delete_now(self, path: Path) -> None:
         kinds = {self._storage / run.name / kind for run in self._storage.glob("*") for kind in KIND_OF_FOLDER}
@@ -182,7 +181,7 @@ class SavedRuns(RestClient):
             raise CheckpointNotFound(
                 f"there is no checkpoint at this path: {path}; pass the path that the save returned"
             )
-        shutil.rmtree(path)
+        delete_folder(path)
 
     def _runs(self, limit: int, offset: int, project_id: str | None) -> TrainingRunsResponse:
         saved = {folder.name: found for folder in self._storage.glob("*") if (found := _saved_in(folder))}

@@ -241,4 +241,6 @@ class InProcessTrainingClient:
     def _load(self, verb: str, path: str, *, with_optimizer: bool) -> APIFuture[LoadWeightsResponse]:
         check_shape(checked_state(path, self._base, with_optimizer=with_optimizer), self._config)
         op, after = ops.RestoreAdapter(self._adapter, Path(path), with_optimizer), self._base.saves.under(Path(path))
-        return self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path), after)
+        loaded = self._call(verb, {"path": path}, op, lambda _: LoadWeightsResponse(path), after)
+        self._base.saves.add_load(Path(path), loaded.future())
+        return loaded

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stovetop.checkpoints import load_checkpoints_file
+from stovetop.cli.disk import show_disk_use
 from stovetop.cli.runs import run_in
 from stovetop.cli.sweep_table import show_sweep
 from stovetop.cli.tables import filled, print_table, text_width, watch_table
 from stovetop.cli.words import Action
 from stovetop.errors import InvalidRequest
 from stovetop.reports import listing
-from stovetop.reports.listing import list_runs, rows_of
+from stovetop.reports.listing import list_runs, rows_of, run_folders
 from stovetop.reports.standing import recipe_of, standing_of
 from stovetop.run_folder import is_run
 from stovetop.runs import load
@@ -130,12 +131,15 @@ def runs(words: Sequence[str]) -> Action:
     parser.add_argument("folder", nargs="?", default="runs", help="where they are (default: runs)")
     parser.add_argument("--json", action="store_true", help="for programs: a list of objects")
     parser.add_argument("--watch", action="store_true", help="keep the table up to date, until Ctrl-C")
+    parser.add_argument("--du", action="store_true", help="what they take of the disk, the largest first")
     options = parser.parse_args(words)
-    if options.json and options.watch:
-        raise InvalidRequest("--json is one answer, and --watch does not end; leave one of them out")
+    if options.watch and (options.json or options.du):
+        raise InvalidRequest("--json and --du are one answer, and --watch does not end; leave one of them out")
     folder = Path(options.folder)
     if not folder.is_dir():
         raise InvalidRequest(f"there is no such folder: {options.folder!r}; runs are made by `stovetop run RECIPE`")
+    if options.du:
+        return lambda: show_disk_use(run_folders(folder), as_json=options.json)
     return partial(_watch_runs, folder) if options.watch else partial(_show_runs, folder, as_json=options.json)
 
 

@@ -264,7 +264,7 @@ async def run_phases(
                     console=console,
                     columns=phase.columns,
                     sinks=sinks,
-                    stall_after_s=config.stall_after_s,
+                    **this.config.run_options(),
                 ) as run,
             ):
                 log.info("phase %d of %d: %s", index + 1, len(phases), phase.name)

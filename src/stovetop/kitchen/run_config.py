@@ -4,6 +4,7 @@ runs."""
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from stovetop.retention import KeepCheckpoints
 from stovetop.rules import Whole, number
 from stovetop.runs import BehaviorIfExists
 from stovetop.tracking.configs import MAY_CHANGE
@@ -20,6 +21,7 @@ class RunConfig:
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     stall_after_s: Seconds = field(default=STALL_AFTER_S, metadata=MAY_CHANGE)  # with no progress, until it says why
+    keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     device: str | None = None  # of an engine in this process, as the next three; None: its default
     dtype: Literal["float32", "bfloat16"] | None = None  # of the base weights
     deterministic: bool | None = None  # sampler and trainer agree to the bit; True: refused where they cannot
@@ -27,7 +29,11 @@ class RunConfig:
 
     def run_options(self) -> dict[str, Any]:
         """Keywords of `open_run`."""
-        return {"behavior_if_exists": self.behavior_if_exists, "stall_after_s": self.stall_after_s}
+        return {
+            "behavior_if_exists": self.behavior_if_exists,
+            "stall_after_s": self.stall_after_s,
+            "keep_checkpoints": self.keep_checkpoints,
+        }
 
     def engine_options(self) -> dict[str, Any]:
         """Those that are set, as keywords of `stovetop.ServiceClient`."""

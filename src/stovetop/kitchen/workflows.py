@@ -74,6 +74,8 @@ from stovetop.kitchen.stages.session import (
 from stovetop.kitchen.stages.steps import (
     await_forward_backward,
     await_optim_step,
+    delete_old_checkpoints,
+    delete_old_checkpoints_at_end,
     ends_epoch,
     enters_epoch,
     log_epoch_metrics,
@@ -128,13 +130,14 @@ SUPERVISED = Workflow(
             log_step_metrics,
             log_step,
             When(ends_epoch, log_epoch_metrics),
-            When(saves, record_checkpoint),
+            When(saves, record_checkpoint, delete_old_checkpoints),
         ),
         depth=1,
     ),
     When(evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
+    delete_old_checkpoints_at_end,
 )
 
 
@@ -167,12 +170,13 @@ PREFERENCE = Workflow(
             log_dpo_metrics,
             log_step,
             When(ends_epoch, log_epoch_metrics),
-            When(saves, record_checkpoint),
+            When(saves, record_checkpoint, delete_old_checkpoints),
         ),
         depth=1,
     ),
     When(is_unfinished, save_final_weights),
     register_model,
+    delete_old_checkpoints_at_end,
 )
 
 # Comparisons in, a preference model out: one that is shown two answers and says which is better. What trains it is
@@ -214,7 +218,7 @@ REINFORCEMENT = Workflow(
             log_rl_metrics,
             log_step,
             When(ends_epoch, log_epoch_metrics),
-            When(saves, record_checkpoint),
+            When(saves, record_checkpoint, delete_old_checkpoints),
         ),
         depth="max_steps_off_policy",
         carry={"policy": "policies"},
@@ -222,6 +226,7 @@ REINFORCEMENT = Workflow(
     When(evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
+    delete_old_checkpoints_at_end,
 )
 
 # Edits of it, which recipes make of their own workflows too: see `edits`.
@@ -274,7 +279,7 @@ DISTILLATION = Workflow(
             log_on_policy_metrics,
             log_step,
             When(ends_epoch, log_epoch_metrics),
-            When(saves, record_checkpoint),
+            When(saves, record_checkpoint, delete_old_checkpoints),
         ),
         depth="max_steps_off_policy",
         carry={"policy": "policies"},
@@ -282,6 +287,7 @@ DISTILLATION = Workflow(
     When(evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
+    delete_old_checkpoints_at_end,
 )
 
 # Off-policy: the teacher answers the prompts, and the student learns the answers.
@@ -315,13 +321,14 @@ OFF_POLICY_DISTILLATION = Workflow(
             log_distillation_metrics,
             log_step,
             When(ends_epoch, log_epoch_metrics),
-            When(saves, record_checkpoint),
+            When(saves, record_checkpoint, delete_old_checkpoints),
         ),
         depth=2,
     ),
     When(evaluates_at_end, evaluate_at_end),
     When(is_unfinished, save_final_weights),
     register_model,
+    delete_old_checkpoints_at_end,
 )
 
 # Off-policy, on texts that there are: the student learns which tokens its teacher finds likeliest at every position.

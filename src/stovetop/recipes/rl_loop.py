@@ -41,6 +41,7 @@ from stovetop.recipes.settings import (
     check_weights,
 )
 from stovetop.renderers import get_renderer
+from stovetop.retention import KeepCheckpoints
 from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import compute_rollout_metrics, compute_update_metrics, rl_step_fields
@@ -62,6 +63,7 @@ class Config:
     model_name: str = "smollm2"  # a folder, a fetched model, or a name on the hub
     log_path: str = field(default="runs/rl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
+    keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
@@ -129,7 +131,13 @@ async def train(config: Config, service: ServiceClient) -> None:
     problems = load(config)  # before anything is written
     columns = ("env/all/reward/total", "env/all/by_group/frac_mixed", "optim/entropy", "optim/kl_sample_train_v2",
                "time/total", "test/env/all/reward/total")  # fmt: skip
-    with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
+    with open_run(
+        config.log_path,
+        config,
+        behavior_if_exists=config.behavior_if_exists,
+        columns=columns,
+        keep_checkpoints=config.keep_checkpoints,
+    ) as run:
         run.record_data(config.dataset, problems)
         start = await resume_or_create(
             service,
@@ -200,11 +208,13 @@ async def train(config: Config, service: ServiceClient) -> None:
                 run.emit("rl.step", step=step, **rl_step_fields(metrics))
                 if saved is not None:
                     await saved.record(run.path)
+                    await run.retain(service)
                 bar.advance()
 
         if problems.test:
             run.log_metrics(await evaluate(await frozen), num_steps)
         await save_final_checkpoint(trainer, run.path, start=start, num_batches=num_steps)
+        await run.retain(service)
         reward = {"reward of a batch": "env/all/reward/total"}
         run.plot("reward", reward, title="Reinforcement learning", y_label="mean reward", running_mean=5)
 

@@ -43,6 +43,7 @@ from stovetop.recipes.settings import (
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import TrainOnWhat
 from stovetop.renderers.messages import Message
+from stovetop.retention import KeepCheckpoints
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.supervised.data import data_of_chats
@@ -60,6 +61,7 @@ class Config:
     model_name: str = "smollm2"  # a folder, a fetched model, or a name on the hub
     log_path: str = field(default="runs/sl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
+    keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
@@ -124,7 +126,13 @@ async def main(config: Config) -> None:
 async def train(config: Config, service: ServiceClient) -> None:
     chats = load(config)  # before anything is written
     columns = ("learning_rate", "train_mean_nll", "test/nll", "num_loss_tokens", "grad_norm")
-    with open_run(config.log_path, config, behavior_if_exists=config.behavior_if_exists, columns=columns) as run:
+    with open_run(
+        config.log_path,
+        config,
+        behavior_if_exists=config.behavior_if_exists,
+        columns=columns,
+        keep_checkpoints=config.keep_checkpoints,
+    ) as run:
         run.record_data(config.dataset, chats)
         start = await resume_or_create(
             service,
@@ -199,6 +207,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             run.emit("training.step", step=flight.step, loss=metrics["train_mean_nll"], **shown)
             if flight.saved is not None:
                 await flight.saved.record(run.path)
+                await run.retain(service)
 
         with run.progress("training", total=num_steps, completed=start.batch) as bar:
             flight = submit(start.batch) if start.batch < num_steps else None
@@ -212,6 +221,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             held_out = mean_nll(await trainer.forward(test_D, "cross_entropy"), test_D)
             run.log_metrics({"progress": 1.0, "test/nll": held_out}, num_steps)
         await save_final_checkpoint(trainer, run.path, start=start, num_batches=num_steps)
+        await run.retain(service)
         lines = {"training batch": "train_mean_nll"} | ({"held out": "test/nll"} if test_D else {})
         run.plot("loss", lines, title="Supervised fine-tuning", y_label="nats per token")
 

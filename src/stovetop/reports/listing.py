@@ -20,9 +20,12 @@ NUM_VALUES = 3  # of its last numbers, in the table
 def list_runs(folder: Path) -> Iterator[Standing]:
     """The runs in a folder, and in those up to DEPTH below it, in the order of their paths: a run before its phases.
     One whose files are damaged hides no other."""
-    for path in sorted(_folders(folder, DEPTH)):
-        if (path / MARK_FILE).is_file():
-            yield standing_of(path)
+    yield from map(standing_of, run_folders(folder))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Where runs are, in a folder and in those up to DEPTH below it, in order."""
+    return [path for path in sorted(_folders(folder, DEPTH)) if (path / MARK_FILE).is_file()]
 
 
 def _folders(folder: Path, depth: int) -> Iterable[Path]:

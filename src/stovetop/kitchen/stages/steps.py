@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from stovetop.checkpoints import PendingCheckpoint, is_due, submit_checkpoint
-from stovetop.client import TrainingClient
+from stovetop.client import ServiceClient, TrainingClient
 from stovetop.durable import parse_rows
 from stovetop.futures import APIFuture
 from stovetop.hyperparams import GivenRate, settled_rate
@@ -151,3 +151,12 @@ async def record_checkpoint(
         trained_ahead=() if pool is None else pool.trained_ahead,
         reference_path=reference_path,
     )
+
+
+@stage
+async def delete_old_checkpoints(service: ServiceClient, run: Run) -> None:
+    """Deletes the checkpoints that `keep_checkpoints` does not keep."""
+    await run.retain(service)
+
+
+delete_old_checkpoints_at_end = delete_old_checkpoints.using("delete_old_checkpoints_at_end")

@@ -1,0 +1,268 @@
+"""Which checkpoints of a run stay, and the deletion of the others.
+
+    keep_checkpoints=2                      the last two, and the final one
+    keep_checkpoints="2 lowest:test/nll"    and the one at which a metric is lowest; "highest:..." likewise
+    keep_checkpoints=all
+
+A checkpoint that stays, stays with all that its row names: state, weights, the policies that the next batches are
+sampled with, the reference. One that another run uses stays too (`checkpoint_users.py`). Rows of checkpoints.jsonl all
+stay; what was deleted of them has a row in deleted.jsonl, `{"path": ..., "name": of the checkpoint, "time": ...}`.
+
+Deleted is only what lies in the folder of the run, or of the run that it is part of; and of a server's, what the
+process itself has saved, since a copy of a run names the same checkpoints as the original.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from stovetop.checkpoint_users import home_of, no_new_users, user_of
+from stovetop.checkpoints import CheckpointRecord, located
+from stovetop.client import ServiceClient
+from stovetop.concurrency import in_thread
+from stovetop.durable import MANIFEST, append_row, parse_rows, read_rows
+from stovetop.errors import CheckpointNotFound, InvalidRequest, StovetopError
+from stovetop.rules import Text
+from stovetop.run_folder import CHECKPOINTS_FILE, METRICS_FILE
+from stovetop.tracking.events import metrics_from_row
+
+log = logging.getLogger(__name__)
+
+DELETED_FILE = "deleted.jsonl"
+DEFAULT_KEEP = "2"
+ALL = "all"
+_FORM = (
+    "all, or a number of checkpoints from 1 on, and behind it maybe the best by a metric: 2, '2 lowest:test/nll', "
+    "'2 highest:env/all/reward/total'"
+)
+
+
+# ---- what stays ------------------------------------------------------------------------------------------------------
+
+
+class Best(NamedTuple):
+    """The checkpoint at which a metric is lowest or highest."""
+
+    extreme: Literal["lowest", "highest"]
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What stays, besides final checkpoints and those that other runs use."""
+
+    last: int | None  # None: all
+    best: tuple[Best, ...] = ()
+
+
+def parse_keep(text: str) -> Keep:
+    """What the config field `keep_checkpoints` says."""
+    number, *words = text.split() or [""]
+    if number == ALL and not words:
+        return Keep(None)
+    best: list[Best] = []
+    for word in words:
+        extreme, _, metric = word.partition(":")
+        if metric and (extreme == "lowest" or extreme == "highest"):
+            best.append(Best(extreme, metric))
+    if not (number.isascii() and number.isdigit() and int(number) >= 1) or len(best) < len(words):
+        raise InvalidRequest(f"keep_checkpoints must be {_FORM}: {text!r}")
+    return Keep(int(number), tuple(best))
+
+
+def _is_keep(text: str) -> bool:
+    try:
+        parse_keep(text)
+    except InvalidRequest:
+        return False
+    return True
+
+
+KeepCheckpoints = Annotated[str, Text(_FORM, suits=_is_keep)]
+
+
+class Kept(NamedTuple):
+    """A checkpoint that stays, and why."""
+
+    record: CheckpointRecord
+    reason: str
+
+
+class Choice(NamedTuple):
+    """Of the checkpoints of a run."""
+
+    kept: Sequence[Kept]
+    doomed: Sequence[CheckpointRecord]
+
+
+def choose(
+    records: Sequence[CheckpointRecord],
+    keep: Keep,
+    values: Mapping[int, Mapping[str, float]],
+    users: Mapping[str, str],
+) -> Choice:
+    """`records` are those that are there, in order. `values` has the metrics of each step: those of step k are of the
+    weights after k updates, so of the checkpoint whose next batch is k. `users` has a user of each path that is used.
+    A run can go on from the last of what stays: the last ones with a state are among it."""
+    reasons: dict[int, str] = {}
+    with_state = [index for index, record in enumerate(records) if record.state_path and record.batch is not None]
+    last = len(records) if keep.last is None else keep.last
+    for index in {*with_state[-last:], *range(len(records))[-last:]}:
+        reasons[index] = "all are kept" if keep.last is None else f"one of the last {keep.last}"
+    for best in keep.best:
+        if (index := _best(records, best, values)) is not None:
+            reasons.setdefault(index, f"{best.extreme} {best.metric}")
+    for index, record in enumerate(records):
+        used = [users[path] for path in paths_of(record) if path in users]
+        if record.final or used:
+            reasons[index] = "final" if record.final else f"used by {used[0]}"
+    return Choice(
+        [Kept(record, reasons[index]) for index, record in enumerate(records) if index in reasons],
+        [record for index, record in enumerate(records) if index not in reasons],
+    )
+
+
+def _best(records: Sequence[CheckpointRecord], best: Best, values: Mapping[int, Mapping[str, float]]) -> int | None:
+    found = {
+        index: value
+        for index, record in enumerate(records)
+        if record.batch is not None and math.isfinite(value := values.get(record.batch, {}).get(best.metric, math.nan))
+    }
+    sign = 1 if best.extreme == "lowest" else -1
+    return min(found, key=lambda index: sign * found[index], default=None)
+
+
+def paths_of(record: CheckpointRecord) -> list[str]:
+    """All that a row names."""
+    paths = [record.state_path, record.sampler_path, record.reference_path, *record.policy_paths]
+    return [path for path in paths if path is not None]
+
+
+# ---- of one run ------------------------------------------------------------------------------------------------------
+
+
+class Doomed(NamedTuple):
+    """A folder, or what a server has, that is not to stay."""
+
+    path: str  # as the row has it
+    name: str  # of its checkpoint
+
+
+class Plan(NamedTuple):
+    """For the checkpoints of a run that are there."""
+
+    kept: Sequence[Kept]
+    doomed: Sequence[Doomed]
+
+
+def plan(log_dir: Path, keep: Keep) -> Plan:
+    """What stays, and what may be deleted. Nothing is."""
+    deleted = {str(row.get("path")) for row in read_rows(log_dir / DELETED_FILE)}
+
+    def is_there(path: str) -> bool:
+        lies_at = located(path, log_dir)
+        return path not in deleted and (not Path(lies_at).is_absolute() or (Path(lies_at) / MANIFEST).is_file())
+
+    rows = parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
+    records = [
+        record for record in rows if any(is_there(path) for path in (record.state_path, record.sampler_path) if path)
+    ]
+    steps = parse_rows(log_dir / METRICS_FILE, metrics_from_row) if keep.best else []
+    users = {path: user for record in records for path in paths_of(record) if (user := _user(path, log_dir))}
+    chosen = choose(records, keep, {int(row["step"]): row for row in steps}, users)
+    # A run that was moved has rows that name the same folder in two ways.
+    needed = {located(path, log_dir) for kept in chosen.kept for path in paths_of(kept.record)}
+    doomed = {path: record.name for record in chosen.doomed for path in paths_of(record)}
+    return Plan(
+        chosen.kept,
+        [
+            Doomed(path, name)
+            for path, name in doomed.items()
+            if is_there(path) and located(path, log_dir) not in needed
+        ],
+    )
+
+
+def _user(path: str, log_dir: Path) -> str | None:
+    lies_at = located(path, log_dir)
+    home = home_of(lies_at, log_dir)
+    return None if home is None else user_of(lies_at, home)
+
+
+class Retention:
+    """Of a run that is open."""
+
+    def __init__(self, log_dir: Path, keep_checkpoints: str) -> None:
+        self._log_dir = log_dir
+        self._keep = parse_keep(keep_checkpoints)
+        rows = parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
+        self._of_before = {path for record in rows for path in paths_of(record)}
+        self._said = set[str]()
+
+    async def apply(self, service: ServiceClient) -> None:
+        """Deletes what is not to stay: for when the row of a new checkpoint is written. What cannot be deleted is said,
+        and tried again after the next checkpoint; it never stops a run."""
+        if self._keep.last is not None:
+            await in_thread(lambda: self._apply(service))
+
+    def _apply(self, service: ServiceClient) -> None:
+        planned = plan(self._log_dir, self._keep)
+        doomed = [each for each in planned.doomed if self._is_ours(each)]
+        if doomed:
+            self._say_what_is_not_known(planned)
+
+        def remove(path: str) -> None:
+            service.create_rest_client().delete_checkpoint_from_tinker_path(path).result()
+
+        for each in doomed:
+            try:
+                delete(each, self._log_dir, remove)
+            except (StovetopError, OSError) as error:
+                self._say("deletion", f"a checkpoint that is not needed any more stays, as may others: {error}")
+
+    def _is_ours(self, doomed: Doomed) -> bool:
+        lies_at = located(doomed.path, self._log_dir)
+        if not Path(lies_at).is_absolute():
+            return doomed.path not in self._of_before
+        home = home_of(lies_at, self._log_dir)
+        return home is not None and (home == self._log_dir or home in self._log_dir.parents)
+
+    def _say_what_is_not_known(self, planned: Plan) -> None:
+        """A metric that no checkpoint has keeps none."""
+        saved = {kept.record.batch for kept in planned.kept}
+        for best in self._keep.best:
+            rows = parse_rows(self._log_dir / METRICS_FILE, metrics_from_row)
+            steps = [int(row["step"]) for row in rows if best.metric in row]
+            if saved & {*steps} or steps == [0]:
+                continue
+            found = f"so far only steps {steps[:5]} have it" if steps else "so far no row has it"
+            self._say(
+                best.metric,
+                f"keep_checkpoints: no checkpoint is kept for {best.metric}, for none has a value of it: {found}. "
+                "A checkpoint has that of the step it begins with: evaluate where one is saved (eval_every, "
+                "save_every)",
+            )
+
+    def _say(self, what: str, message: str) -> None:
+        """Once."""
+        if what not in self._said:
+            log.warning("%s", message)
+        self._said.add(what)
+
+
+def delete(doomed: Doomed, log_dir: Path, remove: Callable[[str], None]) -> None:
+    """Removes it from where it lies now, unless a run has begun with it meanwhile, and adds the row that says so. What
+    was killed in between is done again."""
+    lies_at = located(doomed.path, log_dir)
+    home = home_of(lies_at, log_dir) or log_dir
+    with no_new_users(home):
+        if user_of(lies_at, home) is not None:
+            return
+        with suppress(CheckpointNotFound):  # it was deleted before, and the row is missing
+            remove(lies_at)
+        append_row(log_dir / DELETED_FILE, {**doomed._asdict(), "time": time.time()})
