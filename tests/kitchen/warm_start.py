@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import stovetop
 from kitchen.stages.configs import RLConfig, SupervisedConfig
 from stovetop.client import ServiceClient
 from stovetop.kitchen import Finished, Phase, RunConfig, run_phases
@@ -79,7 +78,7 @@ PHASES = (
 
 async def main(config: Config) -> None:
     """Runs both."""
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

@@ -210,6 +210,7 @@ async def _run(plan: Plan, failed: dict[Path, Exception]) -> None:
 
 
 def _service_of(folder: Path, config: "DataclassInstance") -> ServiceClient:
-    base_url: str | None = vars(config).get("base_url")
-    options = config.engine_options() if isinstance(config, RunConfig) else {}
-    return ServiceClient(base_url, storage=folder, **options)
+    if isinstance(config, RunConfig):
+        return config.open_service(folder)
+    base_url: str | None = vars(config).get("base_url")  # of a flat loop
+    return ServiceClient(base_url, storage=folder)

@@ -2,8 +2,10 @@
 runs."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from stovetop.client import ServiceClient
 from stovetop.retention import KeepCheckpoints
 from stovetop.rules import Whole, number
 from stovetop.runs import BehaviorIfExists
@@ -34,6 +36,10 @@ class RunConfig:
             "stall_after_s": self.stall_after_s,
             "keep_checkpoints": self.keep_checkpoints,
         }
+
+    def open_service(self, storage: str | Path | None = None) -> ServiceClient:
+        """The service that these fields name. It saves under `storage`; None: into the folder of the run."""
+        return ServiceClient(self.base_url, storage=storage or self.log_path, **self.engine_options())
 
     def engine_options(self) -> dict[str, Any]:
         """Those that are set, as keywords of `stovetop.ServiceClient`."""

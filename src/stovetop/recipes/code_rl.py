@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import stovetop
 from stovetop.checks import collecting
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
@@ -186,7 +185,7 @@ COOKBOOK_NAMES = {"num_rollouts": "max_steps"}
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

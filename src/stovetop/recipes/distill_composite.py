@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import stovetop
 from stovetop.client import ServiceClient
 from stovetop.distillation.datasets import DistillationDatasetConfig
 from stovetop.errors import InvalidRequest
@@ -142,7 +141,7 @@ def check(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

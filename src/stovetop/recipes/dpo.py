@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated
 
-import stovetop
 from stovetop.client import SamplingClient, ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import When, stage
@@ -92,7 +91,7 @@ def check_pairs(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import stovetop
 from stovetop.client import ServiceClient
 from stovetop.kitchen import Finished, Phase, run_phases
 from stovetop.kitchen.phases import check_phases, config_from
@@ -126,7 +125,7 @@ def check_numbers(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Literal
 
-import stovetop
 from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest
 from stovetop.kitchen import Finished, Phase, run_phases
@@ -114,7 +113,7 @@ def _check_mode(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-import stovetop
 from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import refuse_changes, revisions_in
@@ -145,7 +144,7 @@ def check_texts(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

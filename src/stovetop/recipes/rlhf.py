@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
-import stovetop
 from stovetop.checks import check_all, collecting
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
@@ -162,7 +161,7 @@ def check_data_sets(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 

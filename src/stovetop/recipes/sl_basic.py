@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import stovetop
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen.workflows import SUPERVISED
@@ -58,7 +57,7 @@ def check_chats(config: Config) -> None:
 
 
 async def main(config: Config) -> None:
-    with stovetop.ServiceClient(config.base_url, storage=config.log_path, **config.engine_options()) as service:
+    with config.open_service() as service:
         await train(config, service)
 
 
