@@ -10,6 +10,7 @@ from typing import TypeVar
 import hypothesis
 import pytest
 
+from browser import CHROMIUM
 from missing import reason_to_skip
 from processes import signal_after
 from stovetop.backends import recording
@@ -98,6 +99,14 @@ def smollm2(request: pytest.FixtureRequest) -> Path:
         give_up = pytest.fail if request.config.getoption("--require-all") else pytest.skip
         give_up("SmolLM2 is not on this machine; run: stovetop fetch smollm2")
     return folder
+
+
+@pytest.fixture(scope="session")
+def needs_browser(request: pytest.FixtureRequest) -> None:
+    """Tests of pages are skipped on a machine without a browser."""
+    if CHROMIUM is None:
+        give_up = pytest.fail if request.config.getoption("--require-all") else pytest.skip
+        give_up("no browser is on this machine; on Debian: apt-get install chromium")
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import CHROMIUM, opened
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from running import MODELS, Running, datum, made, running, train
 from tinker import RequestFailedError, ServiceClient, types
 
+from browser import opened
 from stovetop.server.activity import HISTORY_S, RATE_S, Activity, Done, Ended
 from stovetop.server.app import Doors, make_app
 from stovetop.server.keys import Keys, add_key
@@ -173,7 +173,7 @@ def test_a_browser_is_told_while_models_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.usefixtures("needs_browser")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_it_at_once_and_what_changes_later(tmp_path: Path, width: int) -> None:
     olga = add_key(tmp_path, "olga", is_operator=True)

@@ -1,123 +1,31 @@
-"""What a run has come to, from its files: how far it is, what its metrics were, and what it left."""
+"""The commands that look at runs: runs, the table of those in a folder; report, what some of them have come to."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from stovetop.checkpoints import load_checkpoints_file
 from stovetop.cli.disk import show_disk_use
 from stovetop.cli.runs import run_in
 from stovetop.cli.sweep_table import show_sweep
 from stovetop.cli.tables import filled, print_table, text_width, watch_table
 from stovetop.cli.words import Action
-from stovetop.errors import InvalidRequest
+from stovetop.durable import write_file
+from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.reports import listing
 from stovetop.reports.listing import list_runs, rows_of, run_folders
-from stovetop.reports.standing import recipe_of, standing_of
-from stovetop.run_folder import is_run
-from stovetop.runs import load
 from stovetop.sweeps.running import is_sweep, read_sweep
-from stovetop.tracking.console import format_number
-from stovetop.tracking.events import encode_number
 
-TIMES = "time/"  # of a metric that is a number of seconds
+if TYPE_CHECKING:
+    from stovetop.reports.contents import Contents
+
 WATCH_EVERY_S = 2.0
-COLUMNS = ("metric", "first", "last", "lowest", "highest")  # of the table
 
 
-class Metric(NamedTuple):
-    """One metric over all rows that have it."""
-
-    metric: str
-    first: float
-    last: float
-    lowest: float
-    highest: float
-    mean: float
-    num_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All of it."""
-
-    run: str  # its folder
-    recipe: str  # or the class of its config, where that is no recipe's
-    state: str  # see `standing.Standing`
-    num_rows: int
-    metrics: list[Metric]
-    checkpoints: list[dict[str, object]]
-    files: list[str]  # plots and tables, in its folder
-    phases: "list[Report]"  # that have begun, of a run of several
-
-
-def report_of(folder: Path) -> Report:
-    """Of a run, which may still be running."""
-    from stovetop.kitchen.phases import phases_in
-
-    record = load(folder)
-    names = dict.fromkeys(name for row in record.metrics for name in row if name != "step")
-    checkpoints = load_checkpoints_file(folder)
-    return Report(
-        str(folder),
-        recipe_of(record.config_class) or record.config_class,
-        standing_of(folder).state,
-        len(record.metrics),
-        [_metric(name, record.series(name).values) for name in names],
-        [dict(checkpoint.to_dict()) for checkpoint in checkpoints],
-        sorted(file.name for file in folder.iterdir() if file.suffix in (".png", ".md", ".html")),
-        [report_of(phase.folder) for phase in phases_in(folder) if is_run(phase.folder)],
-    )
-
-
-def _metric(name: str, values: list[float]) -> Metric:
-    return Metric(name, values[0], values[-1], min(values), max(values), sum(values) / len(values), len(values))
-
-
-def show_report(report: Report, *, as_json: bool) -> None:
-    """Prints it."""
-    if as_json:
-        print(json.dumps(_report_as_json(report), indent=1))
-        return
-    rows = "" if report.phases else f", {report.num_rows} rows of metrics"
-    print(f"{report.run}: {report.recipe}, {report.state}{rows}")
-    shown = [metric for metric in report.metrics if not metric.metric.startswith(TIMES) or metric.metric == "time/step"]
-    if changed := [metric for metric in shown if metric.lowest != metric.highest]:
-        print_table([{name: _cell(getattr(metric, name)) for name in COLUMNS} for metric in changed])
-    if constant := [f"{metric.metric}={metric.last:.4g}" for metric in shown if metric.lowest == metric.highest]:
-        print(*filled(f"the same in every row: {', '.join(constant)}", "", text_width()), sep="\n")
-    for checkpoint in report.checkpoints:
-        print(f"checkpoint {checkpoint['name']}: {checkpoint.get('state_path') or checkpoint.get('sampler_path')}")
-    if report.files:
-        print(f"in its folder: {', '.join(report.files)}")
-    for phase in report.phases:
-        print()
-        show_report(phase, as_json=False)
-
-
-def _report_as_json(report: Report) -> dict[str, object]:
-    return {
-        **asdict(report),
-        "metrics": [_as_json(metric) for metric in report.metrics],
-        "phases": [_report_as_json(phase) for phase in report.phases],
-    }
-
-
-def _as_json(metric: Metric) -> dict[str, str | float]:
-    """A number that is none has no JSON, and becomes its name."""
-    return {name: value if isinstance(value, str) else encode_number(value) for name, value in metric._asdict().items()}
-
-
-def _cell(value: str | float) -> str:
-    return value if isinstance(value, str) else format_number(value)
-
-
-# ---- the commands ----------------------------------------------------------------------------------------------------
+# ---- runs ------------------------------------------------------------------------------------------------------------
 
 
 def runs(words: Sequence[str]) -> Action:
@@ -158,16 +66,81 @@ def _watch_runs(folder: Path) -> None:
         watch_table(lambda: rows_of(list(list_runs(folder))), WATCH_EVERY_S)
 
 
+# ---- report ----------------------------------------------------------------------------------------------------------
+
+
+class _Report(NamedTuple):
+    """What was asked for."""
+
+    folders: list[Path]
+    form: str  # page, json, markdown
+    to: Path | None  # where the page goes
+
+
 def report(words: Sequence[str]) -> Action:
     parser = argparse.ArgumentParser(
         "stovetop report",
-        description="What a run has come to: its metrics, and what it left; or a sweep: its runs, the best first.",
+        description="What runs have come to, as one HTML page that needs no other file and no network: config and\n"
+        "differences, curves, evaluations, times, checkpoints, rollouts, warnings. Several runs are compared. Of\n"
+        "a sweep, its table: its runs, the best first.",
+        epilog="The page is written to RUN/report.html; of several runs, to report.html in the current folder. A run\n"
+        "may be running, failed or damaged: the page says where it stands. See docs/seeing_runs.md.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", help="its folder, such as runs/sl_basic or runs/sweep_sl_basic")
-    parser.add_argument("--json", action="store_true", help="for programs: one object with all of it")
+    parser.add_argument("run", nargs="+", help="folders of runs, such as runs/sl_basic; or of one sweep")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="for programs: print one object with all of it, or a list")
+    forms.add_argument("--markdown", action="store_true", help="print it as Markdown, without plots")
+    forms.add_argument("--to", metavar="FILE", type=Path, help="where to write the page")
     options = parser.parse_args(words)
-    if is_sweep(sweep := Path(options.run)):
+    if len(options.run) == 1 and is_sweep(sweep := Path(options.run[0])):
         asked = read_sweep(sweep)
-        return lambda: show_sweep(sweep, asked, as_json=options.json)
-    folder = run_in(options.run)
-    return lambda: show_report(report_of(folder), as_json=options.json)
+        return partial(show_sweep, sweep, asked, as_json=options.json)
+    folders = [run_in(run) for run in options.run]
+    if len(set(folders)) < len(folders):
+        raise InvalidRequest(f"a run is named twice: {', '.join(options.run)}")
+    form = "json" if options.json else "markdown" if options.markdown else "page"
+    return partial(_report, _Report(folders, form, options.to))
+
+
+def _report(asked: _Report) -> None:
+    from stovetop.reports import texts
+    from stovetop.reports.contents import contents_of
+
+    found = [contents_of(folder) for folder in asked.folders]
+    match asked.form:
+        case "json":
+            objects = [texts.json_of(run) for run in found]
+            print(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1))
+        case "markdown":
+            print(texts.markdown_of(found), end="")
+        case _:
+            from stovetop.reports.page import page_of
+
+            to = (asked.to or texts.page_place(asked.folders)).expanduser().resolve()
+            write_file(to, page_of(found, to).encode())
+            for run in found:
+                for each in (run, *run.phases):
+                    _show(each)
+            print(f"the page: {to}")
+    if (damage := texts.words_of_damage(found)) is not None:
+        raise StovetopError(damage)
+
+
+def _show(run: "Contents") -> None:
+    """In short, for a terminal."""
+    from stovetop.reports.texts import summary_of, table_of
+
+    print(summary_of(run))
+    changed, same = table_of(run)
+    if changed:
+        print_table(changed)
+    if same:
+        print(*filled(f"the same in every row: {', '.join(same)}", "", text_width()), sep="\n")
+    for checkpoint in run.checkpoints:
+        print(f"checkpoint {checkpoint.name}: {checkpoint.state_path or checkpoint.sampler_path}")
+    if run.files:
+        print(f"in its folder: {', '.join(run.files)}")
+    if (command := run.go_on()) is not None:
+        print(f"to go on: {command}")
+    print()

@@ -105,7 +105,7 @@ def _state(folder: Path, events: Sequence[Event], *, is_complete: bool, has_begu
             return "running", writer
         if is_complete:
             return "complete", ""
-        return "stopped", "its process has ended without a word: it was killed, or the machine stopped"
+        return "stopped", "killed, or the machine stopped: its process has ended without a word"
     outcome = end.labels.get("outcome", "")
     if is_complete:
         return "complete", ""
