@@ -8,6 +8,7 @@ import pytest
 
 from processes import run_python
 from stovetop.cli import main, understand
+from stovetop.run_folder import mark
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -27,6 +28,8 @@ def test_the_loop_of_the_readme_runs_and_learns(tmp_path: Path) -> None:
 def test_the_commands_of_the_readme_are_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["run", "sl_loop", "base_url=recording", "renderer_name=role_colon", "epochs=1"]) == 0  # to go on with
+    Path("runs/rl_loop").mkdir(parents=True)
+    mark(Path("runs/rl_loop"))  # to be read
     commands = re.findall(r"(?:^    |`)stovetop (.*?)(?:#.*)?(?:`|$)", README, re.MULTILINE)
     assert len(commands) >= 4
     for command in commands:

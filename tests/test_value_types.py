@@ -33,9 +33,9 @@ ATTRIBUTES: dict[type, str] = {
     types.SampledSequence: "stop_reason tokens logprobs sequence_id topk_logprobs",
     TokensWithLogprobs: "tokens maybe_logprobs stop_reason",
     rl_types.StepResult: "reward episode_done next_observation next_stop_condition metrics stop_reason num_tool_calls "
-    "trainable",
-    rl_types.Transition: "ob ac reward episode_done metrics trainable",
-    rl_types.Trajectory: "transitions final_ob stop_reason",
+    "trainable logs",
+    rl_types.Transition: "ob ac reward episode_done metrics trainable logs chat",
+    rl_types.Trajectory: "transitions final_ob stop_reason final_chat notes",
     rl_types.TrajectoryGroup: "trajectories_G final_rewards_G metrics_G",
     Rollouts: "owned_groups_P num_errors num_rollouts_dropped num_groups_skipped",
     DatumMetadata: "group_idx traj_idx",

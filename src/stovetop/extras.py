@@ -20,11 +20,12 @@ def require_extra(extra: str, *modules: str, why: str = "") -> None:
     """Raises the MissingExtra that `import_extra` would raise for the first of these that is not installed. Nothing is
     imported."""
     for module in modules:
-        if not _is_installed(module):
+        if not is_installed(module):
             raise MissingExtra(_package_of(module), extra, why)
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Whether the module can be imported; it is not."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # what it lies in is not installed

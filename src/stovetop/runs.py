@@ -9,6 +9,8 @@
     used_by.jsonl       which other runs use its checkpoints, by which they stay: `checkpoint_users.py`
     data.json           what it trains and tests on: `data_record.py`
     workflow.json       the stages of the workflow that ran last, if one did: `kitchen/workflow.py`
+    rollouts/           those of reinforcement learning, as rows: `tracking/rollout_rows.py`
+    iteration_000012/   the first of them as pages
     code.diff           what differed from the last commit when the run was begun, if git was there
     logs.log            the package's words
 
@@ -50,6 +52,7 @@ from stovetop.tracking.configs import Change, changeable_fields, changed_fields,
 from stovetop.tracking.console import Bar, ConsoleSink, markdown_table, open_console
 from stovetop.tracking.events import Event, EventStream, Sink, event_from_row, metrics_from_row, step_of_row
 from stovetop.tracking.plots import Line, plot_lines
+from stovetop.tracking.rollout_rows import drop_rollouts
 from stovetop.tracking.sinks import EventsFile, MetricsFile
 from stovetop.tracking.waiting import STALL_AFTER_S, Watch
 
@@ -358,6 +361,11 @@ class Run:
             reasons = "; ".join(f"{number}: {reason}" for reason, number in loaded.left_out.items())
             log.warning("%d rows of %s are of no use and left out: %s", loaded.num_left_out, dataset, reasons)
 
+    @property
+    def next_step(self) -> int:
+        """The step whose row comes next."""
+        return self._last_step + 1
+
     def store_config(self) -> None:
         """Writes config.json. `start_at` does it where the config is of another length than the run was: one that its
         loop refuses is not stored."""
@@ -367,7 +375,7 @@ class Run:
         """Call it before the first step, with the step that a resumed run goes on from, and with how many it is to have
         in all, which `stovetop runs` and the report show. Rows of metrics.jsonl from
         there on belong to steps that run again: they are dropped, and metrics.jsonl.pre_resume_N keeps a copy. Their
-        events stay in events.jsonl, and `load` leaves them out."""
+        events stay in events.jsonl, and `load` leaves them out. Their rollouts are removed."""
         self.store_config()
         write_plan(self.path, Plan(num_steps, self._columns))
         file = self.path / METRICS_FILE
@@ -380,6 +388,7 @@ class Run:
             log.info(
                 "dropped %d rows of %s from step %d on, which run again", len(rows) - len(kept), METRICS_FILE, step
             )
+        drop_rollouts(self.path, step)
         self._last_step = _last_step(kept)
         if step > 0 or any(event.step is not None for event in _read_events(self.path)):
             self.stream.emit(_RESUME, step=step, num_rows_dropped=len(rows) - len(kept))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -76,6 +77,7 @@ class Outcome(NamedTuple):
     kept: list[str]  # the names of those that are not deleted
     events: Counter[tuple[str, int | None]]  # of those that happen once a step
     weights: dict[str, bytes]  # and the optimizer's moments
+    rollouts: dict[str, str]  # files of rows and their digests
 
 
 def outcome(log_path: str) -> Outcome:
@@ -83,7 +85,9 @@ def outcome(log_path: str) -> Outcome:
     records = load_checkpoints_file(log_path)
     kept = [record.name for record in records if all(Path(path).is_dir() for path in paths_of(record))]
     found = [_without_folders(record) for record in records]
-    return Outcome(rows(log_path), found, kept, events, weights(log_path))
+    files = sorted(Path(log_path).glob("rollouts/*"))
+    rollouts = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return Outcome(rows(log_path), found, kept, events, weights(log_path), rollouts)
 
 
 def _without_folders(record: CheckpointRecord) -> dict[str, Any]:

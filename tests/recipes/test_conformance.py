@@ -58,7 +58,7 @@ SUPERVISED_LOOP = (
 )
 RL_LOOP = (
     "initial_policies do_rollout compute_advantages assemble_rl_batch evaluate schedule train_step save_checkpoint "
-    f"freeze_policy log_rl_metrics log_step record_checkpoint delete_old_checkpoints {END}"
+    f"freeze_policy log_rl_metrics keep_rollouts log_step record_checkpoint delete_old_checkpoints {END}"
 )
 TEACHER = (  # an epoch of one step
     f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch evaluate "
@@ -66,9 +66,10 @@ TEACHER = (  # an epoch of one step
     f"log_epoch_metrics {END}"
 )
 ON_POLICY_LOOP = (
-    f"init_teachers build_prompt_dataset make_teacher_evaluators {PLAN} make_policy_loss choose_sampling "
-    f"initial_policies do_rollout assemble_distillation_batch incorporate_teacher_kl evaluate schedule train_step "
-    f"save_checkpoint freeze_policy log_on_policy_metrics log_step record_checkpoint delete_old_checkpoints {END}"
+    f"init_teachers build_prompt_dataset open_rollout_record make_teacher_evaluators {PLAN} make_policy_loss "
+    "choose_sampling initial_policies do_rollout assemble_distillation_batch incorporate_teacher_kl evaluate schedule "
+    "train_step save_checkpoint freeze_policy log_on_policy_metrics keep_rollouts log_step record_checkpoint "
+    f"delete_old_checkpoints {END}"
 )
 DISTILLATION = (
     "dataset=sample:tickets", "test_size=4", "teacher_dataset=sample:chats", "teacher_model_name=any/model",
@@ -100,7 +101,7 @@ ENTRIES: dict[str, Entry] = {
          "group_size": 16, "max_tokens": 256, "temperature": 1.0, "num_substeps": 1, "lora_rank": 32,
          "loss_fn": "importance_sampling", "max_steps_off_policy": 0, "eval_every": 20, "save_every": 20, **ADAM},
         f"load_named_problems open_grader {SESSION} limit_prompts build_problem_groups batch_problems "
-        f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
+        f"open_rollout_record make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
     "math_rl": Entry(
         ("dataset=sample:gsm8k", "test_size=2", "groups_per_batch=2", "group_size=3", "max_tokens=6", "max_steps=3",
@@ -110,7 +111,7 @@ ENTRIES: dict[str, Entry] = {
          "loss_fn": "importance_sampling", "kl_penalty_coef": 0.0, "max_steps_off_policy": 0, "eval_every": 20,
          "save_every": 20, **ADAM},
         f"load_math_rows open_math_grader {SESSION} limit_prompts build_math_groups batch_problems "
-        f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
+        f"open_rollout_record make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
     "code_rl": Entry(
         ("dataset=sample:small_functions", "test_size=1", "groups_per_batch=2", "group_size=2", "max_tokens=6",
@@ -122,7 +123,8 @@ ENTRIES: dict[str, Entry] = {
         f"load_named_chats {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch schedule "
         "forward_backward optim_step await_forward_backward await_optim_step log_step_metrics log_step "
         f"log_epoch_metrics {SAVED} / load_code_problems find_grader choose_estimator "
-        f"{SESSION} limit_prompts build_code_groups batch_problems make_rl_evaluators {PLAN} make_ppo_loss "
+        f"{SESSION} limit_prompts build_code_groups batch_problems open_rollout_record make_rl_evaluators {PLAN} "
+        f"make_ppo_loss "
         f"choose_sampling {RL_LOOP.replace('train_step', 'ppo_update')}",
     ),
     "guess_number": Entry(
@@ -133,7 +135,7 @@ ENTRIES: dict[str, Entry] = {
         f"show_games {SESSION} build_supervised_dataset make_batches make_evaluators {PLAN} get_batch schedule "
         "forward_backward optim_step await_forward_backward await_optim_step log_step_metrics log_step "
         f"log_epoch_metrics {SAVED} / {SESSION} limit_prompts build_games batch_problems "
-        f"make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP.removesuffix(END)}"
+        f"open_rollout_record make_rl_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP.removesuffix(END)}"
         f"log_epoch_metrics {END}",
     ),
     "dpo": Entry(
@@ -158,7 +160,7 @@ ENTRIES: dict[str, Entry] = {
         f"load_named_comparisons {SESSION} init_comparison_renderer build_comparison_dataset make_batches "
         f"make_judge_evaluators {PLAN} {SUPERVISED_LOOP} / "
         f"load_named_comparisons {SESSION} init_preference_model limit_prompts build_preference_groups batch_problems "
-        f"make_win_rate_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
+        f"open_rollout_record make_win_rate_evaluators {PLAN} make_policy_loss choose_sampling {RL_LOOP}",
     ),
     "chat_sl": Entry(
         ("dataset=sample:no_robots", "batch_size=4", "max_steps=3", "learning_rate=0.1", "save_every=1",

@@ -4,8 +4,8 @@ import pytest
 
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
 from stovetop.completers import TokensWithLogprobs
-from stovetop.rl.display import format_trajectory, trajectories_page
-from stovetop.rl.types import Trajectory, TrajectoryGroup, Transition
+from stovetop.rl.display import format_trajectory
+from stovetop.rl.types import Trajectory, Transition
 from stovetop.types import EncodedTextChunk, ImageChunk, ModelInput
 
 GREEN, YELLOW, RED, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
@@ -52,24 +52,3 @@ def test_a_character_of_several_tokens_appears_whole_and_an_image_is_named():
     seen = ModelInput([EncodedTextChunk("厨房".encode()), ImageChunk(b"", "png", 5), EncodedTextChunk(b"?")])
     text = shown(Transition(seen, TokensWithLogprobs(list(b"A"), [-1.0]), 1.0, True))
     assert f"{YELLOW}厨房{RESET}<png of 5 tokens>{YELLOW}?{RESET}{GREEN}A{RESET}" in text
-
-
-def test_a_page_has_a_table_for_each_trajectory_with_its_totals():
-    two_turns = Trajectory([turn(b"Hi.", b"yo", 0.5), turn(b"Hi.yo So?", b"no!", 1.0)], ModelInput.empty())
-    one_turn = Trajectory([turn(b"Hi.", b"y")], ModelInput.empty())
-    groups = [TrajectoryGroup([two_turns, one_turn], [0.25, -1.0], [{}, {}])] * 3
-    page = trajectories_page(groups, "<held out>", num_groups=2)
-    tables = re.findall(r"<table>(.*?)</table>", page)
-    rows = [
-        [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)][1:] for table in tables
-    ]
-    assert rows[0] == [
-        ["1", "3", "2", "0.5"],
-        ["2", "9", "3", "1"],
-        ["final", "", "", "0.25"],
-        ["total", "12", "5", "1.75"],
-    ]
-    assert rows[1] == [["1", "3", "1", "0"], ["final", "", "", "-1"], ["total", "3", "1", "-1"]]
-    assert len(tables) == 4
-    assert "1 more groups are not shown" in page
-    assert "<held out>" not in page

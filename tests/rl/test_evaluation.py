@@ -1,11 +1,8 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from stovetop.backends import recording
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.errors import InvalidRequest
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.problem_env import ProblemDataset, answer_builders
@@ -27,34 +24,6 @@ def test_every_problem_is_asked_once_for_all_its_environments_and_the_metrics_be
     assert metrics["test/env/all/total_episodes"] == 6
     assert 0 <= metrics["test/env/all/correct"] == metrics["test/env/all/reward/total"] <= 1
     assert all(name.startswith("test/env/all/") for name in metrics)
-
-
-def test_a_page_of_the_last_round_is_written_where_it_is_asked_for(tmp_path: Path):
-    page = tmp_path / "pages" / "test.html"
-    asked = RLTestSetEvaluator(answer_builders(ROWS, RENDERER, 2), max_tokens=3, num_groups_to_log=2, page=page)
-    with recording.open_service(tmp_path / "service") as service:
-        client = service.create_sampling_client(base_model="any/name").result()
-        asyncio.run(RLTestSetEvaluator(answer_builders(ROWS, RENDERER, 2), max_tokens=3)(client))
-        assert not page.exists()
-        asyncio.run(asked(client))
-    assert page.read_text().count("<table>") == 2 * 2
-
-
-@pytest.mark.parametrize(
-    ("options", "num_groups"), [({}, 4), ({"num_groups_to_log": 0}, 0), ({"num_groups_to_log": 9}, 6)]
-)
-def test_a_page_shows_four_groups_unless_told_otherwise(tmp_path: Path, options: dict[str, int], num_groups: int):
-    page = tmp_path / "test.html"
-    asked = RLTestSetEvaluator(answer_builders(ROWS * 2, RENDERER, 3), max_tokens=3, page=page, **options)
-    with recording.open_service(tmp_path / "service") as service:
-        asyncio.run(asked(service.create_sampling_client(base_model="any/name").result()))
-    assert page.read_text().count("<table>") == 3 * num_groups
-    assert (f"{6 - num_groups} more groups are not shown" in page.read_text()) == (num_groups < 6)
-
-
-def test_a_number_of_groups_below_zero_is_refused_before_anything_is_played():
-    with pytest.raises(InvalidRequest, match="num_groups_to_log must be an integer of at least 0: -1"):
-        RLTestSetEvaluator([], max_tokens=3, num_groups_to_log=-1)
 
 
 def test_all_batches_of_a_test_set_are_played(tmp_path: Path):

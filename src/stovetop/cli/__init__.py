@@ -5,15 +5,15 @@ A command is first understood, then carried out. What goes wrong in the first ha
 code 2); in the second, a failure (1). An interrupt exits with 130, SIGTERM takes the same path and exits with 143.
 Nothing here imports torch or transformers.
 
-`recipes`, `reports`, `models`, `serve`, `views`, `disk` and `evaluation` have the commands; `configs`, `describe`,
-`runs` and `interrupts` what they rest on.
+`recipes`, `reports`, `rollouts`, `models`, `serve`, `views`, `disk` and `evaluation` have the commands; `configs`,
+`describe`, `runs` and `interrupts` what they rest on.
 """
 
 import sys
 import traceback
 from collections.abc import Sequence
 
-from stovetop.cli import disk, models, recipes, reports, serve, views
+from stovetop.cli import disk, models, recipes, reports, rollouts, serve, views
 from stovetop.cli.interrupts import as_interrupted, interrupted_by_sigterm, output_is_closed
 from stovetop.cli.words import Action, entry
 from stovetop.errors import StovetopError
@@ -29,6 +29,7 @@ commands:
   sweep <recipe> field=a,b ...    several runs of a recipe, over values of its fields, and which is best
   runs [folder]                   the runs in a folder
   report <run>                    what a run has come to
+  rollouts <run>                  what the model said in it: find, read, with rewards and tokens
   prune <run>                     delete checkpoints that a run does not need, after saying which
   list                            the recipes, with their presets
   describe <recipe>               what a recipe or a workflow does: its stages, and the fields of its config
@@ -68,6 +69,7 @@ COMMANDS = {
     "sweep": _sweep,
     "runs": reports.runs,
     "report": reports.report,
+    "rollouts": rollouts.rollouts,
     "prune": disk.prune,
     "list": recipes.list_recipes,
     "describe": recipes.describe,

@@ -61,7 +61,7 @@ from stovetop.kitchen.stages.rl import (
     make_rl_evaluators,
     train_step,
 )
-from stovetop.kitchen.stages.sampling import choose_sampling, do_rollout
+from stovetop.kitchen.stages.sampling import choose_sampling, do_rollout, keep_rollouts, open_rollout_record
 from stovetop.kitchen.stages.session import (
     choose_adapter,
     init_renderer,
@@ -200,6 +200,7 @@ REINFORCEMENT = Workflow(
     limit_prompts,
     build_env_group,
     batch_problems,
+    open_rollout_record,
     make_rl_evaluators,
     plan_steps,
     make_optimizer,
@@ -216,6 +217,7 @@ REINFORCEMENT = Workflow(
             When(saves, save_checkpoint),
             freeze_policy,
             log_rl_metrics,
+            keep_rollouts,
             log_step,
             When(ends_epoch, log_epoch_metrics),
             When(saves, record_checkpoint, delete_old_checkpoints),
@@ -261,6 +263,7 @@ DISTILLATION = Workflow(
     choose_sources,
     init_teachers,
     build_prompt_dataset,
+    open_rollout_record,
     make_teacher_evaluators,
     plan_steps,
     make_optimizer,
@@ -277,6 +280,7 @@ DISTILLATION = Workflow(
             When(saves, save_checkpoint),
             freeze_policy,
             log_on_policy_metrics,
+            keep_rollouts,
             log_step,
             When(ends_epoch, log_epoch_metrics),
             When(saves, record_checkpoint, delete_old_checkpoints),

@@ -19,6 +19,8 @@ from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Content, Message
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Metrics, Observation, StepResult, Trajectory
+from stovetop.tracking.chats import ConversationFormatter
+from stovetop.tracking.logtree import log_formatter
 from stovetop.types import ModelInput
 
 
@@ -62,6 +64,7 @@ class PreferenceEnv:
     renderer: Renderer
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        log_formatter(ConversationFormatter(self.convo_prefix))
         return self.renderer.build_generation_prompt(self.convo_prefix), self.renderer.get_stop_sequences()
 
     async def step(self, action: Action) -> StepResult:

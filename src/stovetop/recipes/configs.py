@@ -88,6 +88,7 @@ class RolloutConfig(ModelConfig):
     temperature: Temperature = 1.0  # of the answers
     num_substeps: Positive = 1  # updates a step, each on a part of the data
     max_steps_off_policy: Count = 0  # how many steps sampling may be ahead of training
+    num_groups_to_log: Count = field(default=4, metadata=MAY_CHANGE)  # of each step, as a page to read; 0: no pages
     on_rollout_error: OnRolloutError = "retry"  # raise at once, raise after three retries, or then skip and count it
     rollout_timeout_s: Seconds | None = None  # of one try; what takes longer is an error
 

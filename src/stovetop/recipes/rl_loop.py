@@ -46,6 +46,7 @@ from stovetop.rl.data_processing import assemble_training_data, without_mask
 from stovetop.rl.evaluation import RLTestSetEvaluator
 from stovetop.rl.metrics import compute_rollout_metrics, compute_update_metrics, rl_step_fields
 from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problem_of_row
+from stovetop.rl.rollout_record import RolloutRecord, TrainedOn
 from stovetop.rl.rollouts import RetryOnFailure, do_rollouts
 from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.steps import judge_groups
@@ -79,6 +80,7 @@ class Config:
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
     loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
     remove_constant_reward_groups: bool = True  # they have no gradient
+    num_groups_to_log: Count = field(default=4, metadata=MAY_CHANGE)  # of each step, as a page to read; 0: no pages
     lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
     seed: Seed = 0  # of the adapter, the split, the order and the answers
@@ -164,7 +166,10 @@ async def train(config: Config, service: ServiceClient) -> None:
             return
         run.start_at(start.batch, num_steps)
         test_builders = problem_builders(problems.test, renderer, group_size=1, max_prompt_tokens=room)
-        evaluate = RLTestSetEvaluator(test_builders, config.max_tokens, config.temperature, seed=config.seed)
+        record = RolloutRecord(run, renderer, config.num_groups_to_log)
+        evaluate = RLTestSetEvaluator(
+            test_builders, config.max_tokens, config.temperature, seed=config.seed, record=record
+        )
         loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}
 
         frozen = trainer.save_weights_and_get_sampling_client()
@@ -204,6 +209,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                     "optim/lr": rate,
                     "time/total": time.monotonic() - began_s,
                 }
+                await record.keep_step(step, rollouts, TrainedOn(judged.groups_P, data_D, logprobs_D), policy_step=step)
                 run.log_metrics(metrics, step)
                 run.emit("rl.step", step=step, **rl_step_fields(metrics))
                 if saved is not None:

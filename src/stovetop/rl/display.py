@@ -1,13 +1,12 @@
-"""Trajectories for people: one in colour, for a terminal (what was shown, what was said, and what became of it), and
-groups of them in numbers, as a page."""
+"""A trajectory in colour, for a terminal: what was shown, what was said, and what became of it. Pages of rollouts are
+in `tracking.rollout_pages`."""
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 
 from stovetop.client import Tokenizer
 from stovetop.renderers.display import format_colorized
 from stovetop.rl.advantages import Advantage
-from stovetop.rl.types import Observation, Trajectory, TrajectoryGroup
+from stovetop.rl.types import Observation, Trajectory
 from stovetop.types import EncodedTextChunk, ImageChunk
 
 
@@ -54,42 +53,3 @@ def _observed(elements: Sequence[int | ImageChunk], tokenizer: Tokenizer) -> str
         if element is not None:
             pieces.append(f"<{element.format} of {element.length} tokens>")
     return "".join(pieces)
-
-
-# ---- pages -------------------------------------------------------------------------------------------------------
-
-_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font-family: sans-serif; margin: 2rem; }} table {{ border-collapse: collapse; margin: 0.5rem 0 1.5rem; }}
-th, td {{ border: 1px solid #bbb; padding: 0.2rem 0.6rem; text-align: right; }} tfoot td {{ font-weight: bold; }}
-</style></head><body><h1>{title}</h1>{body}</body></html>
-"""
-
-
-def trajectories_page(groups_P: Sequence[TrajectoryGroup], title: str, num_groups: int = 4) -> str:
-    """HTML with a table for each trajectory of the first groups: a row a turn with the lengths of observation and
-    action and the reward, then what the group added at the end, and the total."""
-    parts: list[str] = []
-    for number, group in enumerate(groups_P[:num_groups], start=1):
-        totals_G = group.get_total_rewards()
-        for index, trajectory in enumerate(group.trajectories_G):
-            parts.append(f"<h2>group {number}, trajectory {index + 1}: {escape(str(trajectory.stop_reason))}</h2>")
-            parts.append(_table(trajectory, group.final_rewards_G[index], totals_G[index]))
-    left_out = len(groups_P) - num_groups
-    parts += [f"<p>{left_out} more groups are not shown.</p>"] if left_out > 0 else []
-    return _PAGE.format(title=escape(title), body="".join(parts))
-
-
-def _table(trajectory: Trajectory, final: float, total: float) -> str:
-    turns = trajectory.transitions
-    rows = [
-        _row("td", [number, turn.ob.length, len(turn.ac.tokens), f"{turn.reward:g}"])
-        for number, turn in enumerate(turns, start=1)
-    ]
-    lengths = [sum(turn.ob.length for turn in turns), sum(len(turn.ac.tokens) for turn in turns)]
-    head = _row("th", ["step", "ob_len", "ac_len", "reward"])
-    foot = _row("td", ["final", "", "", f"{final:g}"]) + _row("td", ["total", *lengths, f"{total:g}"])
-    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody><tfoot>{foot}</tfoot></table>"
-
-
-def _row(cell: str, values: Iterable[object]) -> str:
-    return "<tr>" + "".join(f"<{cell}>{escape(str(value))}</{cell}>" for value in values) + "</tr>"

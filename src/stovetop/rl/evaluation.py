@@ -5,16 +5,13 @@ Shape suffixes: `P` problems.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from stovetop.checks import take
 from stovetop.client import SamplingClient
-from stovetop.rl.display import trajectories_page
 from stovetop.rl.metrics import compute_trajectory_metrics
+from stovetop.rl.rollout_record import RolloutRecord
 from stovetop.rl.rollouts import do_rollouts
 from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
-from stovetop.rules import Whole
 from stovetop.types import SamplingParams
 
 
@@ -29,11 +26,9 @@ class RLTestSetEvaluator:
     temperature: float = 1.0
     name: str = "test"
     seed: int | None = None  # of the answers; None: fresh ones each time
-    num_groups_to_log: int = 4  # on the page
-    page: Path | None = None  # an HTML file with the trajectories of the last round in numbers; None: no such file
+    record: RolloutRecord | None = None  # keeps the rollouts of each round, and makes pages of them; None: they go
 
     def __post_init__(self) -> None:
-        take(Whole(0), self.num_groups_to_log, "RLTestSetEvaluator.num_groups_to_log")
         SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)  # refuses all others
 
     async def __call__(self, client: SamplingClient) -> dict[str, float]:
@@ -44,8 +39,7 @@ class RLTestSetEvaluator:
         policy = SamplingPolicy(client, self.max_tokens, self.temperature, self.seed)
         rollouts = await do_rollouts(builders_P, policy)
         groups_P = [group for _, group in rollouts.owned_groups_P]
-        if self.page is not None:
-            self.page.parent.mkdir(parents=True, exist_ok=True)
-            self.page.write_text(trajectories_page(groups_P, self.name, self.num_groups_to_log))
+        if self.record is not None:
+            await self.record.keep_evaluation(self.name, rollouts)
         metrics = compute_trajectory_metrics(groups_P, [builder.logging_tags() for builder in builders_P])
         return {f"{self.name}/{name}": value for name, value in metrics.items()}

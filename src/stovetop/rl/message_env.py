@@ -11,11 +11,17 @@ from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.renderers.messages import Message
 from stovetop.rl.limits import ParseErrorPolicy
-from stovetop.rl.types import Action, Metrics, Observation, StepResult, StopReason
+from stovetop.rl.types import Action, Logs, Metrics, Observation, StepResult, StopReason
+from stovetop.tracking.chats import ConversationFormatter
+from stovetop.tracking.logtree import log_formatter
 from stovetop.types import ImageChunk, ModelInput
 
 
 def _no_metrics() -> Metrics:
+    return {}
+
+
+def _no_logs() -> Logs:
     return {}
 
 
@@ -29,6 +35,7 @@ class MessageStepResult:
     metrics: Metrics = field(default_factory=_no_metrics)
     stop_reason: StopReason = StopReason.COMPLETED  # read when the episode is done
     num_tool_calls: int = 0  # that the message made
+    logs: Logs = field(default_factory=_no_logs)  # what became of the message: shown with the rollout
 
 
 FORGIVING = ParseErrorPolicy(max_consecutive=2)
@@ -72,6 +79,7 @@ class EnvFromMessageEnv:
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         self._messages = list(await self.message_env.initial_observation())
         self._observation = self.renderer.build_generation_prompt(self._messages)
+        log_formatter(ConversationFormatter(self._messages))
         if self._overflows(self._observation):
             raise InvalidRequest(
                 f"the first chat has {self._observation.length} tokens, which leaves no room for an answer; "
@@ -97,6 +105,7 @@ class EnvFromMessageEnv:
             metrics={"parse_error": 0.0, **result.metrics},
             stop_reason=result.stop_reason,
             num_tool_calls=result.num_tool_calls,
+            logs=result.logs,
         )
         return self._end_if_too_long(step)
 
@@ -145,6 +154,7 @@ class EnvFromMessageEnv:
             answer_and_more = ModelInput.from_ints([*action.tokens, *added])
             rendered = ModelInput([*self._observation.chunks, *answer_and_more.chunks])
         self._messages, self._observation = list(chat), rendered
+        log_formatter(ConversationFormatter(self._messages))
         return rendered
 
     def _tokens_after(self, message: Message, chat: Sequence[Message], rendered: ModelInput) -> list[int] | None:

@@ -14,6 +14,8 @@ from stovetop.errors import GradeError, InvalidRequest
 from stovetop.renderers.base import ParseTermination, Renderer
 from stovetop.renderers.messages import Message, ensure_text, get_text_content, messages_from_json
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Metrics, Observation, StepResult
+from stovetop.tracking.chats import ConversationFormatter
+from stovetop.tracking.logtree import log_formatter
 from stovetop.types import ModelInput
 
 Truncated = Literal["graded", "bad_format", "wrong"]
@@ -42,6 +44,7 @@ class OneTurnEnv(Env, Protocol):
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The chat as a generation prompt, and the renderer's stop sequences."""
+        log_formatter(ConversationFormatter(self.get_chat()))
         return self.prompt(), self.renderer.get_stop_sequences()
 
     def prompt(self) -> ModelInput:

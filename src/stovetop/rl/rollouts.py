@@ -17,6 +17,7 @@ from stovetop.checks import check
 from stovetop.completers import TokenCompleter
 from stovetop.concurrency import map_together, together
 from stovetop.errors import EnvError, GradeError, InvalidRequest, RequestFailedError, ServiceClosed, UnknownName
+from stovetop.renderers.messages import Message
 from stovetop.rl.limits import NO_LIMITS, Played, RolloutLimits, TerminationRewardPolicy
 from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import (
@@ -30,6 +31,8 @@ from stovetop.rl.types import (
     Transition,
 )
 from stovetop.rules import Whole, number
+from stovetop.tracking import logtree
+from stovetop.tracking.chats import ConversationFormatter
 from stovetop.tracking.waiting import waiting_for
 from stovetop.types import ModelInput
 
@@ -114,7 +117,9 @@ async def do_single_rollout(
     episode = _Episode(f"{name}: {type(env).__name__}")
     if isinstance(policy, SamplingPolicy):
         policy = policy.of_one_rollout()
-    stop_reason = await _or_none_in(limits.rollout_timeout_s, _play(policy, env, episode, limits))
+    with logtree.collected() as notes:
+        episode.notes = notes
+        stop_reason = await _or_none_in(limits.rollout_timeout_s, _play(policy, env, episode, limits))
     if stop_reason is None:
         stop_reason = StopReason.ROLLOUT_TIMEOUT
     if not episode.transitions:
@@ -126,7 +131,8 @@ async def do_single_rollout(
         episode.transitions = [
             replace(turn, reward=limits.rewards.on_limit(turn.reward)) for turn in episode.transitions
         ]
-    return Trajectory(episode.transitions, episode.observation, stop_reason)
+    others = [each for each in episode.notes if not isinstance(each, ConversationFormatter)]
+    return Trajectory(episode.transitions, episode.observation, stop_reason, episode.chat, others)
 
 
 @dataclass(slots=True)
@@ -138,6 +144,15 @@ class _Episode:
     transitions: list[Transition] = field(default_factory=list[Transition])
     num_tool_calls: int = 0
     num_sampled: int = 0
+    notes: list[logtree.Child] = field(default_factory=list[logtree.Child])  # logged by the environment
+    num_notes_seen: int = 0
+    chat: Sequence[Message] | None = None  # what it shows, where it has logged that
+
+    def take_chat(self) -> None:
+        """The chat that the environment has logged since this was called before, if it has."""
+        chats = [each for each in self.notes[self.num_notes_seen :] if isinstance(each, ConversationFormatter)]
+        self.chat = chats[-1].messages if chats else None
+        self.num_notes_seen = len(self.notes)
 
     def played(self) -> Played:
         last = self.transitions[-1] if self.transitions else None
@@ -153,6 +168,7 @@ class _Episode:
 async def _play(policy: TokenCompleter, env: Env, episode: _Episode, limits: RolloutLimits) -> StopReason:
     where = episode.where
     episode.observation, stop = await _answer_of(env.initial_observation(), f"{where}.initial_observation")
+    episode.take_chat()
     if limits.reached(episode.played()) is not None:
         raise EnvError(
             f"{where}: the first observation leaves no room for an answer; it has {episode.observation.length} tokens, "
@@ -167,8 +183,18 @@ async def _play(policy: TokenCompleter, env: Env, episode: _Episode, limits: Rol
             return StopReason.ROLLOUT_TIMEOUT
         result = await _answer_of(env.step(action), f"{where}.step {len(episode.transitions)}")
         episode.transitions.append(
-            Transition(observation, action, result.reward, result.episode_done, result.metrics, result.trainable)
+            Transition(
+                observation,
+                action,
+                result.reward,
+                result.episode_done,
+                result.metrics,
+                result.trainable,
+                result.logs,
+                episode.chat,
+            )
         )
+        episode.take_chat()
         episode.num_tool_calls += result.num_tool_calls
         episode.num_sampled += len(action.tokens)
         episode.observation, stop = result.next_observation, result.next_stop_condition

@@ -19,15 +19,22 @@ from typing import Protocol
 
 from stovetop.completers import StopCondition, TokensWithLogprobs
 from stovetop.errors import GradeError, InvalidRequest
+from stovetop.renderers.messages import Message
+from stovetop.tracking.logtree import Child
 from stovetop.types import ModelInput
 
 Action = TokensWithLogprobs
 Observation = ModelInput
 Logprobs = list[float]
 Metrics = Mapping[str, float]
+Logs = Mapping[str, str | float]  # words for people: not averaged, not trained on
 
 
 def _no_metrics() -> Metrics:
+    return {}
+
+
+def _no_logs() -> Logs:
     return {}
 
 
@@ -65,6 +72,7 @@ class StepResult:
     stop_reason: StopReason = StopReason.COMPLETED  # read when the episode is done
     num_tool_calls: int = 0  # that the action made
     trainable: bool = True  # False: the tokens of the action are not trained on, as if they had been observed
+    logs: Logs = field(default_factory=_no_logs)  # what became of the action: shown with the rollout
 
     def __post_init__(self) -> None:
         _check_finite("the reward of a step", self.reward)
@@ -80,6 +88,9 @@ class Transition:
     episode_done: bool
     metrics: Metrics = field(default_factory=_no_metrics)
     trainable: bool = True  # False: the tokens of the action are not trained on, as if they had been observed
+    logs: Logs = field(default_factory=_no_logs)
+    # The chat that the observation says, where the environment has logged it as one; for people.
+    chat: Sequence[Message] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_finite("the reward of a transition", self.reward)
@@ -95,6 +106,8 @@ class Trajectory:
     transitions: Sequence[Transition]
     final_ob: Observation
     stop_reason: StopReason = StopReason.COMPLETED
+    final_chat: Sequence[Message] | None = field(default=None, compare=False, repr=False)  # with the last answer
+    notes: Sequence[Child] = field(default=(), compare=False, repr=False)  # what the environment logged besides
 
     def __post_init__(self) -> None:
         if not self.transitions:

@@ -25,6 +25,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from stovetop.durable import make_folders, write_file, writing
 from stovetop.errors import InvalidRequest
+from stovetop.renderers.messages import message_from_json
+from stovetop.tracking.chats import ConversationFormatter
 from stovetop.tracking.page import html_page, visible
 
 P = ParamSpec("P")
@@ -126,6 +128,30 @@ def _data_of(child: Child) -> Any:
         case _:
             data = child.to_data()
             return {"type": "html", "html": child.to_html()} if data is None else data
+
+
+_TABLE = ("table", "caption", "thead", "tbody", "tr", "td", "th")
+_TAGS = {"section", "div", "p", "h1", "h2", "h3", "h4", "h5", "h6", "details", "summary", "pre", *_TABLE}
+
+
+def from_data(data: Sequence[Any]) -> list[Child]:
+    """The tree again of what `to_data` gave, which may come from a file: elements that this module makes, without
+    their attributes, chats, and all else as its text."""
+    return [_child_of(each) for each in data]
+
+
+def _child_of(data: Any) -> Child:
+    match data:
+        case str():
+            return data
+        case {"tag": str(tag), "children": [*children]} if tag in _TAGS:
+            return Node(tag, {}, from_data(children))
+        case {"type": "conversation", "messages": [*messages]}:
+            return ConversationFormatter([message_from_json(message) for message in messages])
+        case {"type": "html", "html": str(html)}:
+            return Node("pre", {}, [html])
+        case _:
+            return Node("pre", {}, [json.dumps(data)])
 
 
 def formatters(children: Sequence[Child]) -> Iterator[Formatter]:

@@ -10,7 +10,9 @@ import hashlib
 import re
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from stovetop.tracking.events import encode_number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -27,6 +29,24 @@ _IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}
 def visible(text: str) -> str:
     """The text with characters that cannot be seen written out, as ⟨U+202E⟩. It is not escaped."""
     return _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text.replace("\r\n", "\n"))
+
+
+def encodable(value: Any) -> Any:
+    """What JSON and UTF-8 can hold of it: halves of surrogate pairs are written out, and numbers that are none."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case float():
+            return encode_number(value)
+        case dict():
+            entries = cast("dict[Any, Any]", value)
+            return {encodable(str(key)): encodable(each) for key, each in entries.items()}
+        case list() | tuple():
+            return [encodable(each) for each in cast("list[Any]", value)]
+        case bool() | int() | None:
+            return value
+        case _:
+            return encodable(str(value))
 
 
 def is_image(uri: str) -> bool:

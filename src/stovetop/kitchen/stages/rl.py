@@ -31,6 +31,7 @@ from stovetop.rl.metrics import (
     rl_step_fields,
 )
 from stovetop.rl.problem_env import PosedProblem, ProblemDataset, problem_builders, problem_of_row
+from stovetop.rl.rollout_record import RolloutRecord
 from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
 from stovetop.rules import Whole
@@ -105,10 +106,14 @@ def batch_problems(
 
 @stage(writes="evaluators")
 def make_rl_evaluators(
-    test_builders: Sequence[EnvGroupBuilder], max_tokens: int, temperature: float = 1.0, seed: int = 0
+    test_builders: Sequence[EnvGroupBuilder],
+    max_tokens: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    rollout_record: RolloutRecord | None = None,
 ) -> Evaluators:
     """The rewards of the problems that are held out, if there are any."""
-    evaluator = RLTestSetEvaluator(test_builders, max_tokens, temperature, seed=seed)
+    evaluator = RLTestSetEvaluator(test_builders, max_tokens, temperature, seed=seed, record=rollout_record)
     return Evaluators(sampling=(evaluator,) if test_builders else ())
 
 

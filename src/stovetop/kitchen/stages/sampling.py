@@ -4,14 +4,17 @@ student writes.
 Shape suffixes: `P` problems, `G` members of a group.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from stovetop.client import SamplingClient
 from stovetop.errors import EnvError
+from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
 from stovetop.kitchen.stages.policies import Policy
+from stovetop.renderers.base import Renderer
+from stovetop.rl.rollout_record import RolloutRecord, TrainedOn
 from stovetop.rl.rollouts import (
     ErrorPolicy,
     OnRolloutError,
@@ -21,8 +24,10 @@ from stovetop.rl.rollouts import (
     error_policy,
 )
 from stovetop.rl.sampling_policy import SamplingPolicy
-from stovetop.rl.types import RLDataset
+from stovetop.rl.types import RLDataset, TrajectoryGroup
+from stovetop.rules import Whole
 from stovetop.runs import Run
+from stovetop.types import Datum, TensorData
 
 
 class Sampling(NamedTuple):
@@ -58,6 +63,28 @@ async def do_rollout(problems: RLDataset, step: int, policy: Policy, sampling: S
     rollouts = await do_rollouts(builders_P, sampling.policy(policy.client, step), sampling.on_error)
     emit_rollouts(run, step, rollouts)
     return rollouts
+
+
+@stage(writes="rollout_record")
+def open_rollout_record(run: Run, renderer: Renderer, num_groups_to_log: Annotated[int, Whole(0)] = 4) -> RolloutRecord:
+    """Where the rollouts of all steps and evaluations are kept."""
+    return RolloutRecord(run, renderer, num_groups_to_log)
+
+
+@stage
+async def keep_rollouts(
+    rollout_record: RolloutRecord,
+    rollouts: Rollouts,
+    data_D: list[Datum],
+    logprobs_D: list[TensorData],
+    row: Row,
+    groups_P: list[TrajectoryGroup] | None = None,
+) -> None:
+    """Keeps the rollouts of the step, with the trainer's logprobs of their tokens, and makes a page of the first. Where
+    one policy has played them all, the row has its lag."""
+    trained_P = [group for _, group in rollouts.owned_groups_P] if groups_P is None else groups_P
+    policy_step = row.step - int(row.values["lag"]) if "lag" in row.values else None
+    await rollout_record.keep_step(row.step, rollouts, TrainedOn(trained_P, data_D, logprobs_D), policy_step)
 
 
 def emit_rollouts(run: Run, step: int, rollouts: Rollouts) -> None:
