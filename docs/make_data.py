@@ -34,7 +34,9 @@ Every recipe takes its data by one field, `dataset`, and what is held out by `te
 A path that exists is taken as it is, also with a `+` in it. Every epoch has every row once, in an order of its own, and
 its last batch may be short; before the first step the run says what that comes to:
 
-    10 chats -> 10 datums -> 3 steps an epoch, the last with 2 chats
+```none
+10 chats -> 10 datums -> 3 steps an epoch, the last with 2 chats
+```
 
 **Rows of no use** (an answer is empty, two answers are the same) are left out of a public data set, counted in the
 event `dataset.load`, and logged by reason. In rows of the recipe's own form one such is an error that names its line.

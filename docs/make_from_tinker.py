@@ -18,7 +18,9 @@ INTRODUCTION = """\
 
 Change one import, and a program written for the Tinker SDK trains on your own machine:
 
-    import stovetop as tinker
+```python
+import stovetop as tinker
+```
 
 A program that you would rather not touch, or one whose imports are in a package, runs as it is:
 

@@ -77,9 +77,7 @@ def proxy(folder: Path, port: int, server: Running) -> Iterator[None]:
 
 
 def as_the_page_says(folder: Path, port: int, server: Running) -> str:
-    lines = PAGE.read_text().splitlines()
-    first = lines.index("    server {")
-    block = "\n".join(lines[first : lines.index("    }", first) + 1])
+    block = PAGE.read_text().partition("```nginx\n")[2].partition("```")[0]
     for theirs, ours in {
         "listen 443": f"listen 127.0.0.1:{port}",
         "gpu.example.org;": "localhost;",
