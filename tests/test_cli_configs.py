@@ -19,6 +19,8 @@ NAMED = {
     "renderer_name": "role_colon",
     "loss_fn": "ppo",
     "answer_pattern": "(other)",
+    "keep_checkpoints": "5 lowest:test/nll",
+    "trackers": "wandb:mine tensorboard",
     "loss_fn_config": {"clip_low_threshold": 0.25},
 }
 
@@ -167,7 +169,7 @@ def test_what_the_cookbook_has_and_we_have_not_is_refused_with_what_to_do_instea
 ) -> None:
     assert main(["run", "chat_sl:small", "wandb_project=cookbook_sl", "session_name=mine", "--dry-run"]) == 2
     said = capsys.readouterr().err
-    assert "'wandb_project' is not here: a run writes its metrics to metrics.jsonl" in said
+    assert "'wandb_project' is not here: trackers=wandb:PROJECT sends the run there" in said
     assert "'session_name' is not here: a run is named by its folder, log_path=runs/NAME" in said
 
 

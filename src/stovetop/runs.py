@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeVar,
 
 from stovetop.checkpoint_users import note_uses
 from stovetop.checkpoints import get_last_checkpoint, refuse_to_end_before
+from stovetop.concurrency import in_thread
 from stovetop.data_record import record_data, revisions_in
 from stovetop.durable import parse_rows, write_file
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
@@ -53,7 +54,9 @@ from stovetop.tracking.console import Bar, ConsoleSink, markdown_table, open_con
 from stovetop.tracking.events import Event, EventStream, Sink, event_from_row, metrics_from_row, step_of_row
 from stovetop.tracking.plots import Line, plot_lines
 from stovetop.tracking.rollout_rows import drop_rollouts
+from stovetop.tracking.sending import Sender, TrackerSink
 from stovetop.tracking.sinks import EventsFile, MetricsFile
+from stovetop.tracking.trackers import TrackerChoice, check_trackers
 from stovetop.tracking.waiting import STALL_AFTER_S, Watch
 
 if TYPE_CHECKING:
@@ -87,6 +90,7 @@ def open_run(
     sinks: Sequence[Sink] = (),
     stall_after_s: float = STALL_AFTER_S,
     keep_checkpoints: str = "2",
+    trackers: str = "",
 ) -> "Run":
     """The run in this directory, made or resumed; enter it with `with`. It is locked until it is left.
 
@@ -97,10 +101,12 @@ def open_run(
     `sinks` get every event too. When nothing has gone on for `stall_after_s` seconds, the log says what the run waits
     for, and since when: which stage, which environment of which group, which evaluator. Which checkpoints stay when
     `Run.retain` is called, `keep_checkpoints` says: see `retention.py`. What the config names of other runs'
-    checkpoints is noted in their folders, and stays there.
+    checkpoints is noted in their folders, and stays there. `trackers` get a copy of the record: see
+    `tracking/trackers`.
     """
     settings = config_to_dict(config)
     parse_keep(keep_checkpoints)
+    choices = check_trackers(trackers)
     with ExitStack() as opening:
         path, content = opening.enter_context(claimed(log_path, behavior_if_exists))
         stored = _stored_settings(path, content) or settings
@@ -115,7 +121,13 @@ def open_run(
         note_uses(path, settings)
         shown = ConsoleSink(open_console(shown=console), columns)
         retention = Retention(path, keep_checkpoints)
+        sinks = [*sinks, *(TrackerSink(sender_of(path, choice)) for choice in choices)]
         return Run(path, settings, changes, shown, sinks, opening.pop_all(), stall_after_s, to_store, retention)
+
+
+def sender_of(path: Path, choice: TrackerChoice) -> Sender:
+    """What brings the record of the run in this folder to a tracker."""
+    return Sender(path, choice, metrics=path / METRICS_FILE, events=path / EVENTS_FILE)
 
 
 def _is_of_another_length(config_class: "type[DataclassInstance]", changes: Mapping[str, Change]) -> bool:
@@ -410,6 +422,15 @@ class Run:
     async def retain(self, service: "ServiceClient") -> None:
         """Deletes the checkpoints that are not to stay: call it when the row of a new one is written."""
         await self._retention.apply(service)
+
+    async def get_logger_url(self) -> str | None:
+        """Where a tracker shows the run, once it has it: a few seconds after the run was opened; None without one."""
+        return await in_thread(self.stream.get_logger_url)
+
+    async def user_metadata(self) -> dict[str, str]:
+        """For a training client of this run: where a tracker shows the run, as "url"."""
+        url = await self.get_logger_url()
+        return {} if url is None else {"url": url}
 
     def progress(self, description: str, *, total: int, completed: int = 0) -> AbstractContextManager[Bar]:
         """`with run.progress("training", total=100) as bar: ... bar.advance()`. Shows the last metrics beside it."""

@@ -139,3 +139,34 @@ KEYS = st.sampled_from(["loss", "test/nll", "été", ""])
 )
 def test_every_event_survives_its_row(event: Event):
     assert event_from_row(event_to_row(event)) == event
+
+
+def test_a_sink_is_attached_with_a_filter_and_detached_again() -> None:
+    whole, steps, late = Recorder(), Recorder(), Recorder()
+    stream = EventStream([whole])
+    stream.attach(steps, lambda event: event.step is not None)
+    stream.emit("stage.start", stage="a")
+    stream.emit("training.step", step=1, loss=0.5)
+    stream.attach(late)
+    stream.detach(steps)
+    stream.emit("training.step", step=2, loss=0.25)
+    assert [event.step for event in whole.events] == [None, 1, 2]
+    assert [event.step for event in steps.events] == [1]
+    assert [event.step for event in late.events] == [2]
+    with pytest.raises(InvalidRequest, match="not attached"):
+        stream.detach(steps)
+
+
+def test_a_filter_that_fails_is_reported_once_as_its_sink_is_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole, other = Recorder(), Recorder()
+    stream = EventStream([])
+    stream.attach(other, lambda event: bool(1 / 0))
+    stream.attach(whole)
+    for step in range(3):
+        stream.emit("training.step", step=step)
+    stream.close()
+    assert (len(whole.events), len(other.events)) == (3, 0)
+    assert caplog.text.count("Recorder failed; the others go on") == 1
+    assert "Recorder failed 3 times" in caplog.text

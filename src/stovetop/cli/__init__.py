@@ -5,15 +5,15 @@ A command is first understood, then carried out. What goes wrong in the first ha
 code 2); in the second, a failure (1). An interrupt exits with 130, SIGTERM takes the same path and exits with 143.
 Nothing here imports torch or transformers.
 
-`recipes`, `reports`, `rollouts`, `models`, `serve`, `views`, `disk` and `evaluation` have the commands; `configs`,
-`describe`, `runs` and `interrupts` what they rest on.
+`recipes`, `reports`, `rollouts`, `models`, `serve`, `views`, `disk`, `sync` and `evaluation` have the commands;
+`configs`, `describe`, `runs` and `interrupts` what they rest on.
 """
 
 import sys
 import traceback
 from collections.abc import Sequence
 
-from stovetop.cli import disk, models, recipes, reports, rollouts, serve, views
+from stovetop.cli import disk, models, recipes, reports, rollouts, serve, sync, views
 from stovetop.cli.interrupts import as_interrupted, interrupted_by_sigterm, output_is_closed
 from stovetop.cli.words import Action, entry
 from stovetop.errors import StovetopError
@@ -31,6 +31,7 @@ commands:
   report <run>                    what a run has come to
   rollouts <run>                  what the model said in it: find, read, with rewards and tokens
   prune <run>                     delete checkpoints that a run does not need, after saying which
+  sync <run> --to <tracker>       send a run to wandb, trackio, mlflow or tensorboard
   list                            the recipes, with their presets
   describe <recipe>               what a recipe or a workflow does: its stages, and the fields of its config
   eval <checkpoint> --on <set>    measure a model on sets of examples, with standard errors
@@ -71,6 +72,7 @@ COMMANDS = {
     "report": reports.report,
     "rollouts": rollouts.rollouts,
     "prune": disk.prune,
+    "sync": sync.sync,
     "list": recipes.list_recipes,
     "describe": recipes.describe,
     "eval": _eval,

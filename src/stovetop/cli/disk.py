@@ -19,6 +19,7 @@ from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.retention import DEFAULT_KEEP, Doomed, delete, parse_keep, paths_of, plan
 from stovetop.run_folder import MARK_FILE, STATES_FOLDER, is_run, locked, saved_folders
 from stovetop.runs import read_config
+from stovetop.tracking.rollout_rows import ROLLOUTS_FOLDER
 
 
 def size_of(path: Path) -> int:
@@ -59,7 +60,7 @@ def disk_use(folder: Path) -> DiskUse:
             kind = "checkpoints"
         elif entry.name.startswith("iteration_") or entry.suffix == ".html":
             kind = "pages"
-        elif entry.suffix in (".jsonl", ".log", ".parquet"):
+        elif entry.suffix in (".jsonl", ".log") or entry.name == ROLLOUTS_FOLDER:
             kind = "records"
         elif entry.is_dir() and is_run(entry):
             continue

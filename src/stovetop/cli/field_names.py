@@ -23,11 +23,10 @@ COOKBOOK_ALIASES = {
     "behavior_if_log_dir_exists": "behavior_if_exists",
 }  # said when used
 _NAMED_BY_FOLDER = "a run is named by its folder, log_path=runs/NAME"
-_KEPT = "checkpoints are kept until their folder is removed"
-_NO_SERVICE = "a run writes its metrics to metrics.jsonl in its folder; leave this out"
+_KEPT = "keep_checkpoints=2 keeps the last two, until their folder is removed"
 NOT_HERE = {
-    "wandb_project": _NO_SERVICE,
-    "wandb_name": _NO_SERVICE,
+    "wandb_project": "trackers=wandb:PROJECT sends the run there, trackers='wandb:PROJECT tensorboard' to several",
+    "wandb_name": _NAMED_BY_FOLDER,
     "session_name": _NAMED_BY_FOLDER,
     "short_name": _NAMED_BY_FOLDER,
     "ttl_seconds": _KEPT,

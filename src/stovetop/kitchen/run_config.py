@@ -24,6 +24,7 @@ class RunConfig:
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     stall_after_s: Seconds = field(default=STALL_AFTER_S, metadata=MAY_CHANGE)  # with no progress, until it says why
     keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
+    trackers: str = field(default="", metadata=MAY_CHANGE)  # wandb, trackio, mlflow, tensorboard; NAME:PROJECT, several
     device: str | None = None  # of an engine in this process, as the next three; None: its default
     dtype: Literal["float32", "bfloat16"] | None = None  # of the base weights
     deterministic: bool | None = None  # sampler and trainer agree to the bit; True: refused where they cannot
@@ -35,6 +36,7 @@ class RunConfig:
             "behavior_if_exists": self.behavior_if_exists,
             "stall_after_s": self.stall_after_s,
             "keep_checkpoints": self.keep_checkpoints,
+            "trackers": self.trackers,
         }
 
     def open_service(self, storage: str | Path | None = None) -> ServiceClient:

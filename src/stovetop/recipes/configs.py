@@ -37,6 +37,7 @@ from stovetop.rl.rollouts import OnRolloutError, Seconds
 from stovetop.rules import Whole
 from stovetop.runs import check_opening
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.tracking.trackers import check_trackers, parse_trackers
 from stovetop.types import Rank, Seed
 
 
@@ -114,7 +115,11 @@ class PolicyLossConfig(RolloutConfig):
 
 def check_model_config(config: ModelConfig) -> None:
     """For `__post_init__`: refuses what is wrong with the fields by themselves."""
-    check_all(lambda: check_fields(config), lambda: check_renderer_name(config.renderer_name))
+    check_all(
+        lambda: check_fields(config),
+        lambda: check_renderer_name(config.renderer_name),
+        lambda: parse_trackers(config.trackers),
+    )
 
 
 def check_policy_loss_config(config: PolicyLossConfig) -> None:
@@ -133,4 +138,5 @@ def check_training(config: TrainingConfig, *more: Callable[[], object]) -> None:
         *more,
         lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
         lambda: check_rate(config.learning_rate, config.model_name),
+        lambda: check_trackers(config.trackers),
     )

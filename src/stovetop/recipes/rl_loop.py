@@ -53,6 +53,7 @@ from stovetop.rl.steps import judge_groups
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.tracking.trackers import check_trackers, parse_trackers
 from stovetop.types import Rank, Seed
 
 
@@ -65,6 +66,7 @@ class Config:
     log_path: str = field(default="runs/rl_loop", metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
+    trackers: str = field(default="", metadata=MAY_CHANGE)  # wandb, trackio, mlflow, tensorboard; NAME:PROJECT, several
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
@@ -94,6 +96,7 @@ class Config:
         check_all(
             lambda: check_fields(self),
             lambda: check_renderer_name(self.renderer_name),
+            lambda: parse_trackers(self.trackers),
             lambda: check_policy_loss(self.loss_fn, self.loss_fn_config, self.temperature),
         )
 
@@ -105,6 +108,7 @@ def check(config: Config) -> None:
         lambda: load(config),
         lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
         lambda: check_rate(config.learning_rate, config.model_name),
+        lambda: check_trackers(config.trackers),
     )
 
 
@@ -139,6 +143,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         behavior_if_exists=config.behavior_if_exists,
         columns=columns,
         keep_checkpoints=config.keep_checkpoints,
+        trackers=config.trackers,
     ) as run:
         run.record_data(config.dataset, problems)
         start = await resume_or_create(
@@ -149,6 +154,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             seed=config.seed,
             train_unembed=config.train_unembed,
             load_checkpoint_path=config.load_checkpoint_path,
+            user_metadata=await run.user_metadata(),
         )
         trainer = start.training_client
         peak_rate = settled_rate(config.learning_rate, config.model_name)

@@ -12,7 +12,6 @@ import math
 import numbers
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
@@ -90,9 +89,19 @@ class EventStream:
         self, sinks: Sequence[Sink], *, record: Sequence[Sink] = (), clock: Callable[[], float] = time.time
     ) -> None:
         self._record = tuple(record)
-        self._sinks = tuple(sinks)
+        self._sinks = [_Attached(sink) for sink in sinks]
         self._clock = clock
-        self._num_failures: Counter[int] = Counter()  # by position in _sinks
+
+    def attach(self, sink: Sink, wanted: Callable[[Event], bool] | None = None) -> None:
+        """From now on the sink receives the events too that are `wanted`; None: all. It is closed with the stream."""
+        self._sinks.append(_Attached(sink, wanted))
+
+    def detach(self, sink: Sink) -> None:
+        """From now on it receives nothing, and is not closed with the stream. One that is not attached is refused."""
+        found = next((each for each in self._sinks if each.sink is sink), None)
+        if found is None:
+            raise InvalidRequest(f"this sink is not attached to the stream: {sink!r}")
+        self._sinks.remove(found)
 
     def emit(self, name: str, /, *, step: int | None = None, **fields: SupportsFloat | str) -> None:
         """`emit("training.step", step=3, loss=0.5, dataset="chats")`: numbers become values, strings labels."""
@@ -101,7 +110,7 @@ class EventStream:
         self.publish(Event(name, step, values, labels, self._clock()))
 
     def publish(self, event: Event) -> None:
-        self._for_each_sink(lambda sink: sink.receive(event))
+        self._for_each_sink(lambda sink: sink.receive(event), event)
 
     def log_hparams(self, config: "Mapping[str, JsonValue]") -> None:
         values: dict[str, float] = {}
@@ -136,19 +145,30 @@ class EventStream:
         try:
             self._for_each_sink(lambda sink: sink.close())
         finally:
-            for index, num_failures in self._num_failures.items():
-                log.warning("%s failed %d times in this run", type(self._sinks[index]).__name__, num_failures)
+            for each in self._sinks:
+                if each.num_failures:
+                    log.warning("%s failed %d times in this run", type(each.sink).__name__, each.num_failures)
 
-    def _for_each_sink(self, call: Callable[[Sink], None]) -> None:
+    def _for_each_sink(self, call: Callable[[Sink], None], event: Event | None = None) -> None:
         for sink in self._record:
             call(sink)
-        for index, sink in enumerate(self._sinks):
+        for each in list(self._sinks):
             try:
-                call(sink)
+                if event is None or each.wanted is None or each.wanted(event):
+                    call(each.sink)
             except Exception:
-                if self._num_failures[index] == 0:
-                    log.exception("%s failed; the others go on, this is reported once", type(sink).__name__)
-                self._num_failures[index] += 1
+                if each.num_failures == 0:
+                    log.exception("%s failed; the others go on, this is reported once", type(each.sink).__name__)
+                each.num_failures += 1
+
+
+@dataclass(slots=True, eq=False)
+class _Attached:
+    """A sink of a stream that is not of its record."""
+
+    sink: Sink
+    wanted: Callable[[Event], bool] | None = None
+    num_failures: int = 0
 
 
 def as_number(key: str, value: SupportsFloat) -> float:

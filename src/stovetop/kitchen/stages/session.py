@@ -49,8 +49,9 @@ class Session(NamedTuple):
 
 @stage(writes=("start", "training_client"))
 async def init_session(service: ServiceClient, run: Run, adapter: Adapter) -> Session:
-    """The training client, new or as its last checkpoint left it, and where the run begins."""
-    start = await resume_or_create(service, run.path, **adapter._asdict())
+    """The training client, new or as its last checkpoint left it, and where the run begins. Where a tracker shows the
+    run is in the client's metadata."""
+    start = await resume_or_create(service, run.path, **adapter._asdict(), user_metadata=await run.user_metadata())
     return Session(start, start.training_client)
 
 
