@@ -66,8 +66,8 @@ def long_rows(num_groups: int, group_size: int, num_tokens: int) -> list[Rollout
                     group=group,
                     member=member,
                     reward=float(draws.normal()),
-                    logprobs=[float(value) for value in logprobs],
-                    trained_logprobs=[float(value) for value in trained],
+                    logprobs=[round(float(value), 6) for value in logprobs],
+                    trained_logprobs=[round(float(value), 6) for value in trained],
                 )
             )
     return rows

@@ -140,7 +140,7 @@ def test_a_group_is_its_prompt_once_and_its_answers_side_by_side_with_reward_par
     turns = [turn(0.5, logs={"judge": "fine"}), turn(0.25, num_observed=9)]
     rows = [
         row("four", reward=1.0, final_reward=0.25, turns=turns),
-        row("five", member=1, reward=-0.5, advantage=None, stop_reason="max_tokens", num_turns=1),
+        row("five", member=1, reward=-0.5, advantage=None, turns=[turn(stop_reason="length")]),
     ]
     text = Elements(rollouts_page("a run", rows, Shown(4, 16, "rollouts/000000_train.parquet"))).text
     words = " ".join(text.split())
@@ -150,7 +150,7 @@ def test_a_group_is_its_prompt_once_and_its_answers_side_by_side_with_reward_par
         "step 0, group 0: mean reward 0.25",
         "reward 1 no. 0 advantage 0.5 · completed · 1 tokens · correct 1 assistant four",
         "step ob_len ac_len reward 1 3 2 0.5 2 9 2 0.25 final 0.25 total 12 4 1 turn 1, judge: fine",
-        "reward -0.5 no. 1 not trained on · max_tokens · 1 tokens · correct 1 assistant five",
+        "reward -0.5 no. 1 not trained on · completed · cut off · 1 tokens · correct 1 assistant five",
     ):
         assert told in words
 

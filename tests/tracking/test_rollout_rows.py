@@ -11,7 +11,7 @@ import pytest
 from rollout_rows import row, turn
 from stovetop import extras
 from stovetop.durable import write_file
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.tracking.rollout_rows import (
     RolloutRow,
     as_json_lines,
@@ -164,6 +164,14 @@ def test_a_condition_that_is_none_is_refused_with_what_it_may_use(tmp_path: Path
     with pytest.raises(InvalidRequest, match="condition") as refused:
         find_rollouts(tmp_path, where=where)
     assert "semicolon" in str(refused.value) or "num_tokens" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["000001_train.parquet", "000001_train.jsonl"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    write_rollouts(tmp_path, [row()])
+    (tmp_path / "rollouts" / name).write_bytes(b'{"step": ')
+    with pytest.raises(StovetopError, match=name):
+        find_rollouts(tmp_path)
 
 
 def test_an_unknown_order_is_refused(tmp_path: Path) -> None:

@@ -284,7 +284,8 @@ def _spread(kinds: Sequence[Kind], values: _OfTokens | None) -> "_Spread":
 
 
 def _finite(values: Sequence[float | None]) -> list[float | None]:
-    return [value if value is not None and math.isfinite(value) else None for value in values]
+    """To a millionth, which is as exact as they are and half as long in JSON; None for what is no number."""
+    return [round(value, 6) if value is not None and math.isfinite(value) else None for value in values]
 
 
 class _Spread(NamedTuple):

@@ -25,6 +25,7 @@ from stovetop.tracking.page import asset, html_page, templates, visible
 from stovetop.tracking.rollout_rows import RolloutRow
 
 MAX_ELEMENTS = 15_000  # of chats and tables; beyond it they are plain text, so that a page stays below 20,000
+LONG = 64  # rollouts; on a page of more a browser lays out only what is in sight: 200 are there in 1 s instead of 4
 _UNKNOWN = -32768  # among packed numbers
 
 Floats = NDArray[np.float64]
@@ -60,7 +61,8 @@ def rollouts_fragment(rows: Sequence[RolloutRow], shown: Shown | None = None) ->
     num_elements = sum(4 * len(row.chat) + 6 * len(row.turns) + 40 for row in rows)
     is_plain = num_elements > MAX_ELEMENTS
     groups = [_group(list(rows_G), is_plain) for _, rows_G in groupby(rows, _of_group)]
-    return templates().get_template("rollouts.html").render(groups=groups, shown=shown, num_rollouts=len(rows))
+    template, is_long = templates().get_template("rollouts.html"), len(rows) > LONG
+    return template.render(groups=groups, shown=shown, num_rollouts=len(rows), is_long=is_long)
 
 
 def _of_group(row: RolloutRow) -> tuple[str, int, int]:
@@ -110,6 +112,7 @@ def _facts(row: RolloutRow) -> list[str]:
     return [
         *([advantage] if row.split == "train" else []),
         row.stop_reason,
+        *(["cut off"] if row.turns and row.turns[-1]["stop_reason"] == "length" else []),
         f"{row.num_tokens} tokens in {row.num_turns} turns" if row.num_turns > 1 else f"{row.num_tokens} tokens",
         *(f"{name} {_number(value)}" for name, value in row.metrics.items()),
     ]

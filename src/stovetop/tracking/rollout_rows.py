@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import quote
 
 from stovetop.durable import clear_leftovers, make_folders, write_file, writing
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.extras import import_extra, is_installed
 from stovetop.tracking.events import encode_number
 
@@ -217,7 +217,7 @@ def find_rollouts(
         values = {name: value for name, value in wanted.items() if value}
         select = ", ".join(FACTS)
         query = f"SELECT file, {select}, count(*) OVER () FROM {source} ORDER BY {_order(order)} LIMIT {limit or 'ALL'}"
-        rows = _asked(database, query, values)
+        rows = _asked(database, query, values, where)
     facts = [Facts(row[0], dict(zip(FACTS, row[1:-1], strict=True))) for row in rows]
     return Found(facts, rows[0][-1] if rows else 0)
 
@@ -226,17 +226,20 @@ def read_rollouts(found: Sequence[Facts]) -> list[RolloutRow]:
     """All that is known of these rollouts, in the same order."""
     if not found:
         return []
-    keys = {tuple(_key(each.file, each.values)): place for place, each in enumerate(found)}
     files = [Path(name) for name in dict.fromkeys(each.file for each in found)]
-    names = list(COLUMNS)
+    wanted = {
+        "files": [each.file for each in found],
+        "groups": [each.values["group_idx"] for each in found],
+        "members": [each.values["traj_idx"] for each in found],
+        "places": list(range(len(found))),
+    }
+    keys = {"files": "file", "groups": "group_idx", "members": "traj_idx", "places": "place"}
+    unnested = ", ".join(f"unnest(${name}) AS {column}" for name, column in keys.items())
+    joined = f"{_source(files)} JOIN (SELECT {unnested}) USING (file, group_idx, traj_idx)"
     with _opened() as database:
-        rows = _asked(database, f"SELECT file, {', '.join(names)} FROM {_source(files)}", {})
-    read: dict[int, RolloutRow] = {}
-    for file, *values in rows:
-        named = dict(zip(names, values, strict=True))
-        if (place := keys.get(tuple(_key(file, named)))) is not None:
-            read[place] = RolloutRow(**{**named, **{name: json.loads(named[name]) for name in _JSON}})
-    return [read[place] for place in sorted(read)]
+        rows = _asked(database, f"SELECT {', '.join(COLUMNS)} FROM {joined} ORDER BY place", wanted)
+    named_rows = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    return [RolloutRow(**{**each, **{name: json.loads(each[name]) for name in _JSON}}) for each in named_rows]
 
 
 def last_rollouts(run: Path, limit: int = 32) -> list[RolloutRow]:
@@ -248,10 +251,6 @@ def last_rollouts(run: Path, limit: int = 32) -> list[RolloutRow]:
         query = f"SELECT file, {', '.join(FACTS)} FROM {_source(trained[-1:])} ORDER BY {_order('first')} LIMIT {limit}"
         rows = _asked(database, query, {})
     return read_rollouts([Facts(row[0], dict(zip(FACTS, row[1:], strict=True))) for row in rows])
-
-
-def _key(file: str, values: Mapping[str, Any]) -> list[Any]:
-    return [file, *(values[name] for name in ("split", "step", "group_idx", "traj_idx"))]
 
 
 def _order(order: Order) -> str:
@@ -283,7 +282,9 @@ def _source(files: Sequence[Path]) -> str:
     return f"({' UNION ALL '.join(parts)})"
 
 
-def _asked(database: "DuckDBPyConnection", query: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _asked(
+    database: "DuckDBPyConnection", query: str, values: Mapping[str, Any], where: str = ""
+) -> list[tuple[Any, ...]]:
     import duckdb
 
     try:
@@ -292,6 +293,8 @@ def _asked(database: "DuckDBPyConnection", query: str, values: Mapping[str, Any]
         return database.execute(query, dict(values)).fetchall()
     except duckdb.Error as error:
         said = str(error).partition("\n")[0]
+        if not where:
+            raise StovetopError(f"the rollouts cannot be read; remove the file that is damaged: {said}") from error
         raise InvalidRequest(
             f"the rollouts cannot be asked this ({said}); a condition of SQL may use: {', '.join(FACTS)}. Metrics are "
             f"metrics['correct']; texts are in single quotes"
