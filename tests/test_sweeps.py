@@ -249,3 +249,8 @@ def test_the_standard_error_is_that_of_the_mean() -> None:
     assert row.mean == 2.5
     assert row.stderr == pytest.approx(np.std([1, 2, 3, 4], ddof=1) / 2)
     assert np.isnan(Row({}, [1.0], 2).stderr)
+
+
+def test_a_recipe_may_be_named_with_a_dash(swept: Path) -> None:
+    words = (f"learning_rate={','.join(RATES)}", "seed=0,1", "at_once=3")
+    assert sweep(swept, *words, recipe="sl-basic:small") == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stovetop.checks import collecting
 from stovetop.cli.configs import as_flags, config_of
 from stovetop.cli.interrupts import run_interruptibly, same_command
-from stovetop.cli.loading import Chosen, RecipeModule, check_run, load_chosen
+from stovetop.cli.loading import Chosen, RecipeModule, check_run, load_chosen, split_name
 from stovetop.cli.sweep_table import show_sweep
 from stovetop.cli.tables import print_table
 from stovetop.cli.words import Action
@@ -80,7 +80,9 @@ def sweep(words: Sequence[str]) -> Action:
 def _plan(name: str, words: Sequence[str]) -> Plan:
     chosen = load_chosen(name)
     options, fields, fixed = _sorted_words(words)
-    folder = Path(options.get("folder") or f"runs/sweep_{Path(name).name.replace(':', '_').removesuffix('.py')}")
+    recipe, preset = split_name(name)
+    name = recipe if preset is None else f"{recipe}:{preset}"
+    folder = Path(options.get("folder") or f"runs/sweep_{Path(recipe).stem}{'' if preset is None else f'_{preset}'}")
     num, draw_seed = _whole(options, "draw", 1), _whole(options, "draw_seed", 0) or 0
     if (goal := options.get("goal")) not in (None, "min", "max"):
         raise InvalidRequest(f"goal must be min or max: {goal!r}")
