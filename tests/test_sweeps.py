@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import random
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from stovetop.recipes import sl_basic
 from stovetop.runs import load
 from stovetop.saved_states import describe
 from stovetop.sweeps.points import Choice, Range, draw_points, grid, name_of, parse_values
-from stovetop.sweeps.results import Row, results_of
+from stovetop.sweeps.results import Result, Results, Row, results_of
 from stovetop.sweeps.running import read_sweep
 
 RECORDING = ("base_url=recording", "model=any/model", "renderer_name=role_colon", "max_steps=2")
@@ -131,7 +132,28 @@ def test_the_table_has_the_best_first_with_its_spread_over_seeds(
     for point in report["points"]:
         assert point["mean"] == pytest.approx(np.mean(point["values"]))
         assert point["stderr"] == pytest.approx(np.std(point["values"], ddof=1) / 2**0.5)
-    assert (swept / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_the_table_and_the_curves_of_the_best_runs(
+    swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(swept), "--to", str(tmp_path / "page.html")]) == 0
+    assert "1e-1" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert page.index("<td>1e-1</td>") < page.index("<td>1e-2</td>")
+    assert "data:image/png;base64," in page
+    assert page.count('<article class="run">') == 6
+    assert main(["report", str(swept), "--markdown"]) == 0
+    assert "| 1e-1 |" in capsys.readouterr().out
+
+
+def test_the_best_runs_come_first_and_those_without_a_value_last() -> None:
+    runs = [
+        Result({"seed": str(seed)}, Path(str(seed)), value) for seed, value in enumerate((2.0, None, 1.0, math.nan))
+    ]
+    results = Results("x", is_less_better=True, rows=[], results=runs)
+    assert [result.value for result in results.best_first()][:2] == [1.0, 2.0]
+    assert Results("x", is_less_better=False, rows=[], results=runs).best_first()[0].value == 2.0
 
 
 def test_the_same_command_goes_on_and_further_values_are_added(swept: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stovetop.cli.disk import show_disk_use
 from stovetop.cli.runs import run_in
-from stovetop.cli.sweep_table import show_sweep
 from stovetop.cli.tables import filled, print_table, text_width, watch_table
 from stovetop.cli.words import Action
 from stovetop.durable import write_file
@@ -82,9 +81,10 @@ def report(words: Sequence[str]) -> Action:
         "stovetop report",
         description="What runs have come to, as one HTML page that needs no other file and no network: config and\n"
         "differences, curves, evaluations, times, checkpoints, rollouts, warnings. Several runs are compared. Of\n"
-        "a sweep, its table: its runs, the best first.",
-        epilog="The page is written to RUN/report.html; of several runs, to report.html in the current folder. A run\n"
-        "may be running, failed or damaged: the page says where it stands. See docs/seeing_runs.md.",
+        "a sweep: which values are best, and the curves of its best runs.",
+        epilog="The page is written to RUN/report.html, or SWEEP/report.html; of several runs, to report.html in the\n"
+        "current folder. A run may be running, failed or damaged: the page says where it stands. See\n"
+        "docs/seeing_runs.md.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", nargs="+", help="folders of runs, such as runs/sl_basic; or of one sweep")
@@ -93,13 +93,14 @@ def report(words: Sequence[str]) -> Action:
     forms.add_argument("--markdown", action="store_true", help="print it as Markdown, without plots")
     forms.add_argument("--to", metavar="FILE", type=Path, help="where to write the page")
     options = parser.parse_args(words)
+    form = "json" if options.json else "markdown" if options.markdown else "page"
     if len(options.run) == 1 and is_sweep(sweep := Path(options.run[0])):
-        asked = read_sweep(sweep)
-        return partial(show_sweep, sweep, asked, as_json=options.json)
+        from stovetop.cli.sweep_table import show_sweep  # which imports what no other command needs
+
+        return partial(show_sweep, sweep, read_sweep(sweep), form, options.to)
     folders = [run_in(run) for run in options.run]
     if len(set(folders)) < len(folders):
         raise InvalidRequest(f"a run is named twice: {', '.join(options.run)}")
-    form = "json" if options.json else "markdown" if options.markdown else "page"
     return partial(_report, _Report(folders, form, options.to))
 
 

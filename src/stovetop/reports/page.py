@@ -2,12 +2,13 @@
 tells the numbers under the pointer. Light and dark, wide and narrow. What runs have written is escaped.
 """
 
+import base64
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stovetop.reports import curves, drawing
 from stovetop.reports.contents import STDERR, Contents
@@ -31,17 +32,26 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-def page_of(runs: Sequence[Contents], to: Path) -> str:
+class Lead(NamedTuple):
+    """What stands before the runs, where they belong together: a sweep."""
+
+    title: str
+    rows: Sequence[Mapping[str, str]]  # of a table; the columns are those of the first
+    plot_png: bytes | None
+
+
+def page_of(runs: Sequence[Contents], to: Path, lead: Lead | None = None) -> str:
     """The page, for this file: links are relative to it."""
     parts = parts_of(runs)
     whole = [
         Shown(label, colour, run) for colour, (label, run) in enumerate(zip(_labels(parts, runs), runs, strict=True))
     ]
-    title = ", ".join(each.label for each in whole)
+    title = ", ".join(each.label for each in whole) if lead is None else lead.title
     body = (
         templates()
         .from_string(_asset("report.html"))
         .render(
+            lead=None if lead is None else _lead(lead),
             runs=[_run(each, to) for each in whole],
             differences=differences(whole) if len(whole) > 1 else [],
             parts=[_part(part, to) for part in parts],
@@ -66,6 +76,16 @@ def _labels(parts: Sequence[Part], runs: Sequence[Contents]) -> list[str]:
     by_phase = {id(phase): run for run in runs for phase in run.phases}
     found |= {id(by_phase[key]): label for key, label in list(found.items()) if key in by_phase}
     return [found.get(id(run), run.name) for run in runs]
+
+
+def _lead(lead: Lead) -> dict[str, Any]:
+    png = None if lead.plot_png is None else base64.b64encode(lead.plot_png).decode()
+    return {
+        "title": lead.title,
+        "columns": list(lead.rows[0]),
+        "rows": [list(row.values()) for row in lead.rows],
+        "png": png,
+    }
 
 
 def _run(shown: Shown, to: Path) -> dict[str, Any]:

@@ -62,6 +62,10 @@ class Results(NamedTuple):
     rows: list[Row]  # the best first, those without a value last
     results: list[Result]
 
+    def best_first(self) -> list[Result]:
+        """The runs, those without a value last."""
+        return sorted(self.results, key=lambda result: _order(result.value, self.is_less_better))
+
 
 def results_of(folder: Path, asked: Asked, metric: str | None = None, goal: str | None = None) -> Results:
     """What has come so far of the sweep in this folder, by this metric, or that which the sweep was begun with."""
@@ -106,8 +110,13 @@ def _rows(results: Iterable[Result], is_less_better: bool) -> list[Row]:
         Row(dict(point), [value for value in values if value is not None], len(values))
         for point, values in by_point.items()
     ]
-    sign = 1 if is_less_better else -1
-    return sorted(rows, key=lambda row: math.inf if math.isnan(row.mean) else sign * row.mean)
+    return sorted(rows, key=lambda row: _order(row.mean, is_less_better))
+
+
+def _order(value: float | None, is_less_better: bool) -> float:
+    if value is None or math.isnan(value):
+        return math.inf
+    return value if is_less_better else -value
 
 
 def numeric_fields(rows: Sequence[Row]) -> Mapping[str, list[tuple[float, Row]]]:
