@@ -47,6 +47,7 @@ LINES = [
     [
         "input_checks",
         "client",
+        "calls",
         "futures",
         "losses",
         "sdk_differences",
@@ -82,6 +83,7 @@ ENGINE_LINES = [
     ["lora"],
     ["kernels"],
     ["ops", "machine", "containment"],
+    ["counts"],
 ]
 
 ROOT = "stovetop"  # the package itself, as in `import stovetop` or `from stovetop import AdamParams`

@@ -10,9 +10,11 @@ process, its default is accepted and any other value refused, with the reason: `
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
+from stovetop.calls import Listener
 from stovetop.futures import APIFuture, ClientFuture
 from stovetop.losses import LossConfig
 from stovetop.rules import AnyOf, Function, Instance, Text, Whole
@@ -411,6 +413,18 @@ class ServiceClient:
     def at(self, storage: str | Path) -> "ServiceClient":
         """This service for one of several runs: its clients share the base models with all others and save under
         `storage`. Closed, it refuses new clients, and this service goes on. A server saves on its own disk."""
+        ...
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        """Within, `listener` is told of each call of this service's clients that is made from now on, when it is
+        answered: how long it took, and how many tokens it was about. It is called in the thread that brings results,
+        so it has to be quick."""
+        ...
+
+    def engine_figures(self) -> Mapping[str, float]:
+        """What the engines in this process have done since they were loaded, by name: training_s, sampling_s and
+        waiting_s (seconds), num_training_passes, num_trained_tokens, num_sampling_steps, num_adapters_moved. All only
+        grow, and are those of all services that share the engines (`at`). Of a server nothing is known: {}."""
         ...
 
     def create_rest_client(self) -> "RestClient":

@@ -13,6 +13,7 @@
     iteration_000012/   the first of them as pages
     code.diff           what differed from the last commit when the run was begun, if git was there
     logs.log            the package's words
+    trace.json          what ran when, where the run was asked for it, and trace_events.jsonl: `tracking/trace.py`
 
 Which weights a run goes on from is `checkpoints.resume_or_create`'s question.
 """
@@ -56,6 +57,7 @@ from stovetop.tracking.plots import Line, plot_lines
 from stovetop.tracking.rollout_rows import drop_rollouts
 from stovetop.tracking.sending import Sender, TrackerSink
 from stovetop.tracking.sinks import EventsFile, MetricsFile
+from stovetop.tracking.trace import tracing
 from stovetop.tracking.trackers import TrackerChoice, check_trackers
 from stovetop.tracking.waiting import STALL_AFTER_S, Watch
 
@@ -91,6 +93,7 @@ def open_run(
     stall_after_s: float = STALL_AFTER_S,
     keep_checkpoints: str = "2",
     trackers: str = "",
+    enable_trace: bool = False,
 ) -> "Run":
     """The run in this directory, made or resumed; enter it with `with`. It is locked until it is left.
 
@@ -102,7 +105,7 @@ def open_run(
     for, and since when: which stage, which environment of which group, which evaluator. Which checkpoints stay when
     `Run.retain` is called, `keep_checkpoints` says: see `retention.py`. What the config names of other runs'
     checkpoints is noted in their folders, and stays there. `trackers` get a copy of the record: see
-    `tracking/trackers`.
+    `tracking/trackers`. `enable_trace`: what ran when is in trace.json at the end (`tracking/trace.py`).
     """
     settings = config_to_dict(config)
     parse_keep(keep_checkpoints)
@@ -122,7 +125,17 @@ def open_run(
         shown = ConsoleSink(open_console(shown=console), columns)
         retention = Retention(path, keep_checkpoints)
         sinks = [*sinks, *(TrackerSink(sender_of(path, choice)) for choice in choices)]
-        return Run(path, settings, changes, shown, sinks, opening.pop_all(), stall_after_s, to_store, retention)
+        return Run(
+            path,
+            settings,
+            changes,
+            shown,
+            sinks,
+            opening.pop_all(),
+            Watching(stall_after_s, enable_trace),
+            to_store,
+            retention,
+        )
 
 
 def sender_of(path: Path, choice: TrackerChoice) -> Sender:
@@ -304,6 +317,13 @@ def at_info() -> Generator[None]:
 # ---- a run that is open ----------------------------------------------------------------------------------------------
 
 
+class Watching(NamedTuple):
+    """How an open run is watched."""
+
+    stall_after_s: float
+    enable_trace: bool
+
+
 class Run:
     """Made by `open_run`. Use within `with`."""
 
@@ -315,7 +335,7 @@ class Run:
         console: ConsoleSink,
         sinks: Sequence[Sink],
         stack: ExitStack,
-        stall_after_s: float,
+        watching: Watching,
         config_json: bytes,
         retention: Retention,
     ) -> None:
@@ -329,7 +349,7 @@ class Run:
         self._console = console
         self._columns = console.chosen
         self._stack = stack  # holds the lock
-        self._stall_after_s = stall_after_s
+        self._watching = watching
         self._last_step = _last_step(parse_rows(path / METRICS_FILE, _checked_row))
         self._began_s = time.monotonic()
 
@@ -340,7 +360,9 @@ class Run:
             for name, change in self._changes.items():
                 self.stream.emit("run.config_changed", field=name, change=str(change))
             self.stream.log_hparams(self._settings)
-            opening.enter_context(Watch(self._stall_after_s).on())
+            opening.enter_context(Watch(self._watching.stall_after_s).on())
+            if self._watching.enable_trace:
+                opening.enter_context(tracing(self.path))
             self._stack = opening.pop_all()
         return self
 

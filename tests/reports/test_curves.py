@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stovetop.reports.curves import MOST_POINTS, Columns, Curve, grouped, is_logarithmic, smoothed, thinned
 from stovetop.reports.drawing import Bar, DrawnCurve, bar_chart, line_plot
+from stovetop.reports.timeline import calls_of
 
 
 def curve(values: list[float]) -> Curve:
@@ -63,6 +64,21 @@ def test_columns_are_the_rows_by_metric() -> None:
     found = {name: (each.steps.tolist(), each.values.tolist()) for name, each in columns.curves().items()}
     assert found == {"a": ([3, 4], [1, 2]), "b": ([4], [5])}
     assert columns.num_rows == 2
+
+
+def test_calls_are_summed_over_rows_with_one_and_rows_with_several() -> None:
+    columns = Columns()
+    columns.add(
+        {"step": 0, "time/sample:total": 6.0, "time/sample:count": 3, "time/sample:mean": 2, "time/sample:max": 4}
+    )
+    columns.add({"step": 1, "time/sample:total": 5.0, "time/step:x": 1.0})
+    assert calls_of(columns.curves()) == [("sample", 4, 11.0, 2.75, 5.0)]
+
+
+def test_what_the_engine_did_is_drawn_and_times_are_not() -> None:
+    assert grouped(["time/engine/waiting_share", "time/step", "time/sample:total"]) == [
+        ("engine", ["time/engine/waiting_share"])
+    ]
 
 
 # ---- as SVG ----------------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class EngineThread:
         self._expected = AllExpected()
         self._queues = Queues(bounds)
         self._warns = True  # that calls were dropped; the thread knows how many when it ends
+        self.waiting_s = 0.0  # that there was nothing to do, since it began
         self._ends = False  # when all that was accepted is done
         self._work = Interruptible()
         self.callbacks = Callbacks(self.crew)  # of users, on the futures of calls
@@ -313,8 +314,11 @@ class EngineThread:
         """Does what has come, waiting for something when the engine is idle. False when nothing more is to come."""
         look_again_s = self._expected.look()
         while self._goes_on() and (engine.idle or not self._inbox.empty()):
+            began_s = time.perf_counter()
             with suppress(queue.Empty):
-                self._inbox.get(timeout=look_again_s)(engine)
+                message = self._inbox.get(timeout=look_again_s)
+                self.waiting_s += time.perf_counter() - began_s
+                message(engine)
             look_again_s = self._expected.look()
         return self._goes_on()
 

@@ -3,8 +3,9 @@ base models that it opens (`opened_base.py`), and closes. Which engine is the ba
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns, clear_killed_saves
 from stovetop.backends.training_client import InProcessTrainingClient
+from stovetop.calls import Listener
 from stovetop.checks import checked
 from stovetop.client import (
     MAX_NAME,
@@ -110,6 +112,14 @@ class InProcessServiceClient(ServiceClient):
         service._runs = {}
         service._bases = self._bases.at(service._storage)
         return service
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        """See `client.ServiceClient.listening`."""
+        return self._bases.calls.told_to(listener)
+
+    def engine_figures(self) -> Mapping[str, float]:
+        """See `client.ServiceClient.engine_figures`."""
+        return self._bases.figures()
 
     def in_queue(self, queue: str | None) -> Self:
         """This service, whose clients wait in the queue of this name, and with them those that they make: all of them

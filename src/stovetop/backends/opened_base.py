@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from stovetop.backends.endings import Crew, stop, wait_for
 from stovetop.backends.engine_thread import CLOSED, EngineThread
 from stovetop.backends.pending_saves import PendingSaves
 from stovetop.backends.queues import QueueBounds
+from stovetop.calls import Calls
 from stovetop.client import Preload, Tokenizer
 from stovetop.engine import ops
 from stovetop.errors import CheckpointError, InvalidRequest, ServiceClosed, UnknownName
@@ -88,6 +89,7 @@ class OpenedBase:
     saves: PendingSaves  # of the service
     sample_number: "itertools.count[int]"  # of the service, so that every sample has a name of its own
     weights_number: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    calls: Calls = field(default_factory=Calls)  # of the service, for those who listen
     shared: "OpenedBase | None" = None  # of a view: the one that it is, which is there for as long as this
 
     @property
@@ -182,6 +184,7 @@ class OpenedBases:
         self._saves = saves
         self._bounds = bounds
         self._sample_number = itertools.count(1)
+        self.calls = Calls()
         self._opened: dict[str, OpenedBase] = {}
         self._closed = False
         self._lock = threading.Lock()  # protects both, so that no model is loaded twice, or after the end
@@ -198,7 +201,9 @@ class OpenedBases:
             base = self._opened.get(name)
             if base is None or base.thread.failed is not None:
                 thread = EngineThread(partial(self._open_engine, name), name, self._crew, self._bounds)
-                base = OpenedBase(name, thread, self._storage, self._observe, self._saves, self._sample_number)
+                base = OpenedBase(
+                    name, thread, self._storage, self._observe, self._saves, self._sample_number, calls=self.calls
+                )
                 weakref.finalize(base, thread.finish).atexit = False  # at exit the crew ends
                 self._opened[name] = base
             return base
@@ -228,6 +233,15 @@ class OpenedBases:
         """What the base models that are loaded say of themselves."""
         described = {thread.name: _description(thread) for thread in self._threads() if thread.failed is None}
         return {name: each for name, each in described.items() if each is not None}
+
+    def figures(self) -> dict[str, float]:
+        """What the engines have done so far, all together; see `client.ServiceClient.engine_figures`."""
+        sums: dict[str, float] = {}
+        for thread in self._threads():
+            if thread.failed is None and thread.loaded.done() and thread.loaded.exception() is None:
+                done = asdict(thread.loaded.result().counts) | {"waiting_s": thread.waiting_s}
+                sums = {name: sums.get(name, 0) + value for name, value in done.items()}
+        return sums
 
     @property
     def failed(self) -> BaseException | None:
@@ -281,11 +295,12 @@ class SharedBases(OpenedBases):
         vars(self).update(vars(whole))
         self._whole = whole
         self._storage = storage
+        self.calls = Calls()
 
     def open(self, base_model: str) -> OpenedBase:
         self.require_open()
         base = self._whole.open(base_model)
-        return replace(base, storage=self._storage, shared=base)
+        return replace(base, storage=self._storage, calls=self.calls, shared=base)
 
     def require_open(self, what: str | None = None) -> None:
         super().require_open(what)

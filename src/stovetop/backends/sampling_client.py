@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, check_base
+from stovetop.calls import Tokens
 from stovetop.checks import checked, unchecked
 from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.engine import ops
@@ -85,9 +86,11 @@ class InProcessSamplingClient:
             queue=self._queue,
         )
         sequence_ids = [f"sample-{next(self._base.sample_number)}" for _ in range(num_samples)]
-        return self._base.thread.call(
+        call = self._base.thread.call(
             "sample", op, lambda response: _as_asked(response, sequence_ids, prompt_logprobs_last_n)
         )
+        self._base.calls.follow("sample", call.future(), partial(tokens_of_samples, prompt.length))
+        return call
 
     @checked
     def compute_logprobs(
@@ -97,11 +100,13 @@ class InProcessSamplingClient:
         check_model_input(prompt, limits, what="prompt")
         fitting_memory(f"the prompt has {prompt.length} tokens", prompt.length, limits)
         self._base.observe(Call("sampling", "compute_logprobs", {"prompt": prompt}))
-        return self._base.thread.call(
+        call = self._base.thread.call(
             "compute_logprobs",
             ops.ComputeLogprobs(self._weights, prompt, queue=self._queue),
             lambda logprobs: last_of(logprobs, prompt_logprobs_last_n),
         )
+        self._base.calls.follow("compute_logprobs", call.future(), lambda _: Tokens(computed=prompt.length))
+        return call
 
     @checked
     def save(self, folder: Storage) -> APIFuture[SaveWeightsForSamplerResponse]:
@@ -148,6 +153,12 @@ def load_sampling_client(base: OpenedBase, path: str, state: SavedState, queue: 
     )
     base.saves.add_load(Path(path), loaded.future())
     return ClientFuture(loaded.future(), loaded.cancel)
+
+
+def tokens_of_samples(num_prompt_tokens: int, response: SampleResponse) -> Tokens:
+    """What one call of `sample` was about."""
+    num_drawn = sum(len(sequence.tokens) for sequence in response.sequences)
+    return Tokens(num_prompt_tokens, response.prompt_cache_hit_tokens, num_drawn)
 
 
 def last_of(values_T: list[Any], last_n: int | None) -> list[Any]:

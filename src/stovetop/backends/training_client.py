@@ -14,6 +14,7 @@ from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, check_shape, checked_state, described_state
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun
+from stovetop.calls import Tokens
 from stovetop.checks import checked
 from stovetop.client import CheckpointName, CustomLossFn, HowToStep, StatePath, Tokenizer, Ttl, UserMetadata
 from stovetop.engine import ops
@@ -81,7 +82,10 @@ class InProcessTrainingClient:
         require_neutral(loss_type_input=loss_type_input)
         check_shapes(data, self._base.limits)
         what = self._observed("forward_backward_custom", {"data": list(data), "loss_fn": loss_fn})
-        return self._losses.run(what, list(data), loss_fn)
+        call = self._losses.run(what, list(data), loss_fn)
+        num_tokens = sum(datum.model_input.length for datum in data)
+        self._base.calls.follow("forward_backward_custom", call.future(), lambda _: Tokens(computed=num_tokens))
+        return call
 
     @checked
     def spoil(self, reason: str) -> APIFuture[None]:
@@ -184,7 +188,9 @@ class InProcessTrainingClient:
         after: "Sequence[Future[Any]]" = (),
     ) -> APIFuture[Any]:
         op = replace(op, queue=self._queue)
-        return self._base.thread.call(self._observed(verb, arguments), op, finish, after=after)
+        call = self._base.thread.call(self._observed(verb, arguments), op, finish, after=after)
+        self._base.calls.follow(verb, call.future(), lambda _: Tokens(computed=ops.num_tokens(op)))
+        return call
 
     def _observed(self, verb: str, arguments: dict[str, Any]) -> str:
         """What errors call this call."""

@@ -13,6 +13,7 @@ the engine is not to be used any more.
 
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.engine.adapters import Adapters
 from stovetop.engine.containment import Contained
+from stovetop.engine.counts import Counts
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
@@ -67,7 +69,8 @@ class Engine:
         limit = (
             int(SHARE_OF_ADAPTERS * available_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes
         )
-        self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()))
+        self.counts = Counts()
+        self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()), self.counts)
         self.adapters = Adapters(model, self._trainer, self._residency, disk)
         self._numbers = itertools.count(1)
         self._cuts: dict[int, list[Cut]] = {}  # of ops in passes, by number of the ticket
@@ -135,7 +138,10 @@ class Engine:
             self._begin_sample(newcomer)
         self._newcomers.clear()
         if not self._sampler.idle:
+            began_s = time.perf_counter()
             self._answers += self._sampler.step()
+            self.counts.sampling_s += time.perf_counter() - began_s
+            self.counts.num_sampling_steps += 1
         self._residency.tidy(in_use=self._sampler.weights_in_use())
         answers, self._answers = self._answers, []
         return answers
@@ -158,8 +164,12 @@ class Engine:
                 self._end_task(ticket, task)
 
     def _run_pass(self, tasks: list[Task]) -> None:
+        began_s, num_tokens = time.perf_counter(), sum(task.cuts[0].num_tokens for task in tasks)
         with Contained() as outcome:
             self._trainer.run_pass(tasks, self.adapters.forget_graphs)
+        self.counts.training_s += time.perf_counter() - began_s
+        self.counts.num_training_passes += 1
+        self.counts.num_trained_tokens += num_tokens
         if outcome.error is not None:  # a fault of ours, which leaves in doubt how far each of them is
             for task in tasks:
                 task.fail(outcome.error)

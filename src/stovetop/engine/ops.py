@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NewType, Protocol
 
 from stovetop.client import Tokenizer
+from stovetop.engine.counts import Counts
 from stovetop.input_checks import ModelLimits
 from stovetop.losses import Loss
 from stovetop.types import (
@@ -302,6 +303,11 @@ class Engine(Protocol):
 
     @property
     def description(self) -> Description: ...
+
+    @property
+    def counts(self) -> Counts:
+        """What it has done so far."""
+        ...
 
     def set_gate(self, may_begin: Callable[[Ticket], bool]) -> None:
         """Asked before a `SaveAdapter` or a loading op begins: while it says no, the op waits, with what comes after it

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from stovetop.engine.containment import Contained
+from stovetop.engine.counts import Counts
 from stovetop.engine.lora.weights import AdapterWeights, Moments, Tensors
 
 log = logging.getLogger(__name__)
@@ -31,9 +32,10 @@ class _Entry(NamedTuple):
 
 
 class Residency:
-    def __init__(self, device: torch.device, limit_bytes: int, folder: Path) -> None:
+    def __init__(self, device: torch.device, limit_bytes: int, folder: Path, counts: Counts | None = None) -> None:
         """`folder` takes the files of idle adapters; they have no name there, and end with the process."""
         self._device = device
+        self._counts = counts or Counts()
         self._limit_bytes = limit_bytes
         self._folder = folder
         self._resident: OrderedDict[int, _Entry] = OrderedDict()  # by id, the last used at the end
@@ -50,6 +52,7 @@ class Residency:
             entry = self._idle.get(id(holder))
             if entry is not None and entry.holder() is holder:
                 _replace(holder, self._brought_back)
+                self._counts.num_adapters_moved += 1
             self._idle.pop(id(holder), None)
             known = self._resident.get(id(holder))
             if known is None or known.holder() is not holder:
@@ -81,6 +84,7 @@ class Residency:
             self._limit_bytes = sys.maxsize
             return
         self._idle[key] = self._resident.pop(key)
+        self._counts.num_adapters_moved += 1
 
     def _mapped(self, tensors: Tensors) -> Tensors:
         """The same in a file without a name, which is gone when the last tensor is."""

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import groupby
 from typing import SupportsFloat, cast
 
+from stovetop.client import ServiceClient
 from stovetop.concurrency import LineStation, assembly_line, first_failure, is_cancelled
 from stovetop.errors import InvalidRequest, StageFailed, StovetopError
 from stovetop.kitchen.annotations import fits, shown
@@ -23,7 +24,9 @@ from stovetop.kitchen.nodes import Loop, Placed, Positions
 from stovetop.kitchen.stage import AnyStage
 from stovetop.runs import Run
 from stovetop.tracking.events import as_number
+from stovetop.tracking.step_times import StepTimes, listening
 from stovetop.tracking.timing import span
+from stovetop.tracking.trace import scope_span
 from stovetop.tracking.waiting import waiting_for
 
 log = logging.getLogger(__name__)
@@ -66,27 +69,22 @@ class Runner:
             line.append(LineStation(partial(self._visit_each, station), together=station[0].together))
         total, completed = positions.num_steps, positions.start
         progress = self._run.progress(self._workflow, total=total, completed=completed) if self._run else nullcontext()
-        with progress as bar:
+        service = self._given.get("service")
+        heard = listening(service if isinstance(service, ServiceClient) else None)
+        with progress as bar, heard as times:
 
             async def leave(item: _Scope) -> None:
                 item.values.maps[0].clear()
                 if bar is not None:
                     bar.advance()
 
-            await assembly_line(self._items(positions), [*line, LineStation(leave)], depth=depth)
+            await assembly_line(self._items(positions, times), [*line, LineStation(leave)], depth=depth)
         for name, carry in self._carries.items():
             self._state |= {carry.listed: list(carry.waiting), name: carry.waiting[-1]}
 
-    def _items(self, positions: Positions) -> Iterator["_Scope"]:
-        last_row_s = time.perf_counter()
-
-        def since_last_row() -> float:
-            nonlocal last_row_s
-            before_s, last_row_s = last_row_s, time.perf_counter()
-            return last_row_s - before_s
-
+    def _items(self, positions: Positions, times: StepTimes) -> Iterator["_Scope"]:
         for number, position in enumerate(positions):
-            row = Row(position.step, since_last_row)
+            row = Row(position.step, times)
             carried = {name: carry.seen_by(number) for name, carry in self._carries.items()}
             yield _Scope(ChainMap({**position._asdict(), "row": row, **carried}, self._state), row)
 
@@ -111,6 +109,7 @@ class Runner:
         with (
             self._failures_of(stage.name, scope),
             span("stage", self._emit, step=scope.step, stage=stage.name),
+            scope_span(stage.name, step=scope.step),
             waiting_for("stage %r%s", stage.name, at),
         ):
             value = stage.function(**_arguments(stage, scope))
@@ -205,13 +204,13 @@ def _named(stage: AnyStage, value: object) -> Mapping[str, object]:
 class Row:
     """The row of metrics of one step, which its stages fill and one of them logs."""
 
-    def __init__(self, step: int, since_last_row: Callable[[], float] | None = None) -> None:
+    def __init__(self, step: int, times: StepTimes | None = None) -> None:
         self.step = step
         self.writer = ""  # the stage that is running
         self.is_logged = False
         self._values: dict[str, float] = {}
         self._writers: dict[str, str] = {}
-        self._since_last_row = since_last_row
+        self._times = times
         self._began_s = time.perf_counter()
 
     @property
@@ -241,9 +240,10 @@ class Row:
 
     def log(self, run: Run) -> None:
         """Writes the row, once. `time/step` is the time since the row before, which is what a step takes where several
-        overlap; `time/total` is that since this step began; `time/STAGE` is there of every stage before this one."""
-        if self._since_last_row is not None:
-            self.add({"time/step": self._since_last_row(), "time/total": time.perf_counter() - self._began_s})
+        overlap; `time/total` is that since this step began, which is more where the next one begins before this one has
+        ended; `time/STAGE` is there of every stage before this one. What else is under `time/`: `StepTimes`."""
+        if self._times is not None:
+            self.add({**self._times.since_last_row(), "time/total": time.perf_counter() - self._began_s})
         run.log_metrics(self._values, self.step)
         self.is_logged = True
 

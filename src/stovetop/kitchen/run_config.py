@@ -25,6 +25,7 @@ class RunConfig:
     stall_after_s: Seconds = field(default=STALL_AFTER_S, metadata=MAY_CHANGE)  # with no progress, until it says why
     keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     trackers: str = field(default="", metadata=MAY_CHANGE)  # wandb, trackio, mlflow, tensorboard; NAME:PROJECT, several
+    enable_trace: bool = field(default=False, metadata=MAY_CHANGE)  # trace.json, for Perfetto: what ran when
     device: str | None = None  # of an engine in this process, as the next three; None: its default
     dtype: Literal["float32", "bfloat16"] | None = None  # of the base weights
     deterministic: bool | None = None  # sampler and trainer agree to the bit; True: refused where they cannot
@@ -37,6 +38,7 @@ class RunConfig:
             "stall_after_s": self.stall_after_s,
             "keep_checkpoints": self.keep_checkpoints,
             "trackers": self.trackers,
+            "enable_trace": self.enable_trace,
         }
 
     def open_service(self, storage: str | Path | None = None) -> ServiceClient:

@@ -53,6 +53,7 @@ from stovetop.rl.steps import judge_groups
 from stovetop.rules import Whole
 from stovetop.runs import BehaviorIfExists, check_opening, open_run
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.tracking.step_times import listening
 from stovetop.tracking.trackers import check_trackers, parse_trackers
 from stovetop.types import Rank, Seed
 
@@ -67,6 +68,7 @@ class Config:
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     trackers: str = field(default="", metadata=MAY_CHANGE)  # wandb, trackio, mlflow, tensorboard; NAME:PROJECT, several
+    enable_trace: bool = field(default=False, metadata=MAY_CHANGE)  # trace.json, for Perfetto: what ran when
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
@@ -144,6 +146,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         columns=columns,
         keep_checkpoints=config.keep_checkpoints,
         trackers=config.trackers,
+        enable_trace=config.enable_trace,
     ) as run:
         run.record_data(config.dataset, problems)
         start = await resume_or_create(
@@ -179,9 +182,10 @@ async def train(config: Config, service: ServiceClient) -> None:
         loss_fn_config = {**config.loss_fn_config, "temperature": config.temperature}
 
         frozen = trainer.save_weights_and_get_sampling_client()
-        with run.progress("training", total=num_steps, completed=start.batch) as bar:
+        progress = run.progress("training", total=num_steps, completed=start.batch)
+        with progress as bar, listening(service) as times:
             for step in range(start.batch, num_steps):
-                began_s = time.monotonic()
+                began_s = time.perf_counter()
                 sampler = await frozen
                 evaluates = bool(problems.test) and is_due(step, config.eval_every)
                 metrics: dict[str, float] = await evaluate(sampler) if evaluates else {}
@@ -213,7 +217,8 @@ async def train(config: Config, service: ServiceClient) -> None:
                     "progress/batch": step,
                     "progress/done_frac": (step + 1) / num_steps,
                     "optim/lr": rate,
-                    "time/total": time.monotonic() - began_s,
+                    **times.since_last_row(),
+                    "time/total": time.perf_counter() - began_s,
                 }
                 await record.keep_step(step, rollouts, TrainedOn(judged.groups_P, data_D, logprobs_D), policy_step=step)
                 run.log_metrics(metrics, step)

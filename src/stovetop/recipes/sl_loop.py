@@ -50,6 +50,7 @@ from stovetop.supervised.data import data_of_chats
 from stovetop.supervised.nll import mean_nll
 from stovetop.tasks import chats as data
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
+from stovetop.tracking.step_times import StepTimes, listening
 from stovetop.tracking.trackers import check_trackers, parse_trackers
 from stovetop.types import Rank, Seed
 
@@ -64,6 +65,7 @@ class Config:
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
     keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     trackers: str = field(default="", metadata=MAY_CHANGE)  # wandb, trackio, mlflow, tensorboard; NAME:PROJECT, several
+    enable_trace: bool = field(default=False, metadata=MAY_CHANGE)  # trace.json, for Perfetto: what ran when
     base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: train in this process
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
@@ -140,6 +142,7 @@ async def train(config: Config, service: ServiceClient) -> None:
         columns=columns,
         keep_checkpoints=config.keep_checkpoints,
         trackers=config.trackers,
+        enable_trace=config.enable_trace,
     ) as run:
         run.record_data(config.dataset, chats)
         start = await resume_or_create(
@@ -184,7 +187,7 @@ async def train(config: Config, service: ServiceClient) -> None:
             batch_D = list(chain.from_iterable(batches[step]))
             return InFlight(
                 step,
-                time.monotonic(),
+                time.perf_counter(),
                 rate,
                 batch_D,
                 evaluated=trainer.forward(test_D, "cross_entropy") if evaluates else None,
@@ -195,7 +198,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                 else None,
             )
 
-        async def finish(flight: InFlight) -> None:
+        async def finish(flight: InFlight, times: StepTimes) -> None:
             """Awaits a step and writes its one row: the loss of the weights that it began with."""
             metrics = {
                 "epoch": batches.epoch_of(flight.step),
@@ -210,7 +213,7 @@ async def train(config: Config, service: ServiceClient) -> None:
                 metrics["test/nll"] = mean_nll(await flight.evaluated, test_D)
             metrics["train_mean_nll"] = mean_nll(await flight.trained, flight.batch_D)
             metrics |= (await flight.stepped).metrics
-            metrics["time/step"] = time.monotonic() - flight.submitted_s
+            metrics |= times.since_last_row() | {"time/total": time.perf_counter() - flight.submitted_s}
             run.log_metrics(metrics, flight.step)
             shown = {name: metrics[name] for name in ("learning_rate", "epoch")}
             run.emit("training.step", step=flight.step, loss=metrics["train_mean_nll"], **shown)
@@ -218,11 +221,12 @@ async def train(config: Config, service: ServiceClient) -> None:
                 await flight.saved.record(run.path)
                 await run.retain(service)
 
-        with run.progress("training", total=num_steps, completed=start.batch) as bar:
+        progress = run.progress("training", total=num_steps, completed=start.batch)
+        with progress as bar, listening(service) as times:
             flight = submit(start.batch) if start.batch < num_steps else None
             while flight is not None:
                 following = submit(flight.step + 1) if flight.step + 1 < num_steps else None
-                await finish(flight)
+                await finish(flight, times)
                 bar.advance()
                 flight = following
 

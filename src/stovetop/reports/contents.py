@@ -17,7 +17,7 @@ from stovetop.kitchen.phases import Listed, phases_in
 from stovetop.recipes import RECIPES
 from stovetop.reports.curves import Columns, Curve
 from stovetop.reports.standing import Standing, standing_of
-from stovetop.reports.timeline import Timeline, TimeRow, timeline_of, times_of
+from stovetop.reports.timeline import CallRow, Timeline, TimeRow, calls_of, timeline_of, times_of
 from stovetop.reports.words import Said, said_in
 from stovetop.run_folder import EVENTS_FILE, METRICS_FILE, is_run, read_plan
 from stovetop.runs import read_config
@@ -72,6 +72,7 @@ class Contents:
     curves: Mapping[str, Curve]  # by metric
     evaluations: Sequence[Evaluation]
     times: Sequence[TimeRow]
+    calls: Sequence[CallRow]
     timeline: Timeline | None
     tables: Sequence[Table]
     checkpoints: Sequence[CheckpointRecord]
@@ -125,6 +126,7 @@ def contents_of(folder: Path) -> Contents:
         curves,
         _evaluations(curves, events),
         times_of(curves),
+        calls_of(curves),
         timeline_of(events),
         [Table(event.labels.get("title", ""), event.labels.get("text", "")) for event in events if event.name == TEXT],
         part(lambda: load_checkpoints_file(folder), list[CheckpointRecord]()),

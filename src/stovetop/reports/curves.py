@@ -26,7 +26,8 @@ Numbers = npt.NDArray[np.float64]
 MOST_POINTS = 600  # of a curve: about two a pixel column of a plot on a page
 SMOOTH_FROM, SMOOTH_SHARE, TURNS = 40, 1 / 25, 0.25
 LOG_FROM = 100.0
-TIMES = "time/"  # of a metric that is a number of seconds
+TIMES = "time/"  # of a metric that is a number of seconds, or says what an engine did in them:
+ENGINE = "time/engine/"
 COUNTERS = ("epoch", "progress", "progress/batch", "progress/done_frac")  # they only count steps
 
 
@@ -130,14 +131,18 @@ def grouped(names: Iterable[str], headline: Sequence[str] = ()) -> list[Group]:
     """First what the recipe shows; then by the first word of the name, with those first that are measured on examples
     held out. Times are not among them, which have a part of the page of their own, nor what only counts steps."""
     groups: dict[str, list[str]] = {}
-    shown = [
-        name for name in names if not name.startswith(TIMES) and not name.endswith("/stderr") and name not in COUNTERS
-    ]
+    shown = [name for name in names if _is_drawn(name)]
     first = [name for name in headline if name in shown]
     for name in shown:
         if name not in first:
-            prefix, _, rest = name.partition("/")
+            prefix, _, rest = name.removeprefix(TIMES).partition("/")
             groups.setdefault(prefix if rest else "", []).append(name)
     order = sorted(groups, key=lambda prefix: (prefix != "test", prefix != "", prefix))
     listed = [Group(prefix or "of every step", groups[prefix]) for prefix in order]
     return [Group("at a glance", first), *listed] if first else listed
+
+
+def _is_drawn(name: str) -> bool:
+    if name.startswith(TIMES):
+        return name.startswith(ENGINE)
+    return not name.endswith("/stderr") and name not in COUNTERS

@@ -169,6 +169,7 @@ def _shown(shown: Shown) -> dict[str, Any]:
         "measured": [(step, [measured(each, step) for each in contents.evaluations]) for step in steps],
         "num_measured": num_measured,
         "times": contents.times,
+        "calls": contents.calls,
         "timeline": timeline,
         "chart": None if timeline is None else Markup(drawing.bar_chart(timeline.bars, marks_s=timeline.marks_s)),
         "checkpoints": [record.to_dict() for record in contents.checkpoints],

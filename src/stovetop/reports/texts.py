@@ -79,6 +79,10 @@ def _part(part: Part) -> list[str]:
             ]
             names = ["metric", "total s", "mean s", "longest s", "share"]
             blocks += [f"## Where the time went: {title}", markdown_table(names, rows)]
+        if run.calls:
+            rows = [[row.verb, row.num, row.total_s, row.mean_s, row.max_s] for row in run.calls]
+            names = ["verb", "calls", "total s", "mean s", "longest s"]
+            blocks += [f"## Calls of the service: {title}", markdown_table(names, rows)]
         if run.checkpoints:
             lines = [f"- {record.name}: `{record.state_path or record.sampler_path}`" for record in run.checkpoints]
             blocks += [f"## Checkpoints: {title}", "\n".join(lines)]
@@ -119,6 +123,7 @@ def json_of(run: Contents) -> dict[str, object]:
             for each in run.evaluations
         ],
         "times": [row._asdict() for row in run.times],
+        "calls": [row._asdict() for row in run.calls],
         "checkpoints": [dict(record.to_dict()) for record in run.checkpoints],
         "words": [each._asdict() for each in run.said],
         "files": list(run.files),

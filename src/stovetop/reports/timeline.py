@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stovetop.reports.curves import TIMES, Curve
+from stovetop.reports.curves import ENGINE, TIMES, Curve
 from stovetop.reports.drawing import Bar
 from stovetop.tracking.events import Event
 from stovetop.tracking.page import visible
@@ -43,9 +43,37 @@ def times_of(curves: Mapping[str, Curve]) -> list[TimeRow]:
             None if name in WHOLE or all_s == 0 else float(np.nansum(curve.values)) / all_s,
         )
         for name, curve in curves.items()
-        if name.startswith(TIMES) and ":" not in name and np.isfinite(curve.values).any()
+        if name.startswith(TIMES) and not name.startswith(ENGINE) and ":" not in name
+        if np.isfinite(curve.values).any()
     ]
     return sorted(rows, key=lambda row: (row.share is not None, -row.total_s))
+
+
+class CallRow(NamedTuple):
+    """The calls of one verb, over all rows: from when each was made until it was answered."""
+
+    verb: str
+    num: int
+    total_s: float
+    mean_s: float
+    max_s: float
+
+
+def calls_of(curves: Mapping[str, Curve]) -> list[CallRow]:
+    """The verbs that took longest in sum first. A row of metrics with one call of a verb has its total alone."""
+    rows: list[CallRow] = []
+    for name, total in curves.items():
+        if not (name.startswith(TIMES) and name.endswith(":total")):
+            continue
+        verb = name.removeprefix(TIMES).removesuffix(":total")
+        count, longest = curves.get(f"{TIMES}{verb}:count"), curves.get(f"{TIMES}{verb}:max")
+        several = set[float]() if count is None else set(count.steps.tolist())
+        alone = [float(value) for step, value in zip(total.steps, total.values, strict=True) if step not in several]
+        num = len(alone) + (0 if count is None else int(np.nansum(count.values)))
+        all_s = float(np.nansum(total.values))
+        max_s = max(alone, default=0.0) if longest is None else max(*alone, 0.0, float(np.nanmax(longest.values)))
+        rows.append(CallRow(verb, num, all_s, all_s / max(1, num), max_s))
+    return sorted(rows, key=lambda row: -row.total_s)
 
 
 class Timeline(NamedTuple):

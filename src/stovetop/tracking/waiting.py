@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from stovetop.tracking.trace import current_tracer, scope_span
+
 log = logging.getLogger(__name__)
 
 STALL_AFTER_S = 300.0
@@ -58,7 +60,25 @@ _PLACE: ContextVar[_Place | None] = ContextVar("place", default=None)
 
 @contextmanager
 def waiting_for(what: str, *arguments: object) -> Generator[None]:
-    """Within, this is what is waited for. `what` has a %s for each argument; it is put together when it is said."""
+    """Within, this is what is waited for, and a span of the trace where one is on. `what` has a %s for each argument;
+    it is put together when it is said."""
+    if current_tracer() is None:
+        with _waiting(what, arguments):
+            yield
+        return
+    told = what % tuple(_shown(each) for each in arguments)
+    with scope_span(_name_of(what) or told, **({"what": told} if _name_of(what) else {})), _waiting(what, arguments):
+        yield
+
+
+def _name_of(what: str) -> str:
+    """The words of its own, as the name of a span: "group" of "group %s of %s"."""
+    before, sign, _ = what.partition("%")
+    return (before.strip(" :,") or what.rpartition("%s")[2].strip(" :,")) if sign else what
+
+
+@contextmanager
+def _waiting(what: str, arguments: tuple[object, ...]) -> Generator[None]:
     place = _PLACE.get()
     if place is None:
         yield

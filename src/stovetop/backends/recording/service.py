@@ -35,6 +35,7 @@ from stovetop.checks import check, checked_as
 from stovetop.client import Preload, Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
 from stovetop.engine import ops
+from stovetop.engine.counts import Counts
 from stovetop.errors import Cancelled, InvalidRequest, UnknownName
 from stovetop.input_checks import ModelLimits, check_step
 from stovetop.losses import Loss, temperature_of
@@ -197,6 +198,7 @@ class RecordingEngine:
 
     def __init__(self, name: str, seed: int, latency_s: Latency, faults: Sequence[Fault], disk: Disk) -> None:
         self._tokenizer = ByteTokenizer()
+        self.counts = Counts()  # a fake computes nothing that would be worth it
         self._base_VV = _base_table(name, seed, len(self._tokenizer))
         limits = ModelLimits(name, len(self._tokenizer), CONTEXT_LENGTH)
         self.description = ops.Description(limits, hashlib.sha256(self._base_VV.tobytes()).hexdigest(), name)

@@ -15,7 +15,8 @@ from stovetop.backends.remote.connection import Connection
 from stovetop.backends.remote.models import UNKNOWN
 from stovetop.backends.remote.refusals import error_of
 from stovetop.backends.remote.values import samples_of, sdk_input, sdk_sampling, sdk_tensor
-from stovetop.backends.sampling_client import last_of
+from stovetop.backends.sampling_client import last_of, tokens_of_samples
+from stovetop.calls import Calls, Tokens
 from stovetop.checks import checked
 from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.errors import CheckpointExists, InvalidRequest
@@ -41,6 +42,7 @@ class RemoteSamplingClient:
         connection: Connection,
         require_open: Callable[[str], None],
         get_tokenizer: Callable[[str, Callable[[], Any]], Tokenizer],
+        calls: Calls,
         *,
         is_base: bool,
     ) -> None:
@@ -48,6 +50,7 @@ class RemoteSamplingClient:
         self._inner = inner
         self._connection = connection
         self._require_open = require_open
+        self._calls = calls
         self._get_tokenizer = get_tokenizer
         self._is_base = is_base
         self._limits: ModelLimits = connection.models().description(inner.get_base_model()).limits
@@ -87,7 +90,12 @@ class RemoteSamplingClient:
             None if target_prompt_logprobs is None else sdk_tensor(target_prompt_logprobs),
             prompt_logprobs_last_n=_sent_last_n(prompt_logprobs_last_n, prompt.length, include_prompt_logprobs),
         )
-        return self._brought("sample", sent, lambda response: _cut(samples_of(response), prompt_logprobs_last_n))
+        return self._brought(
+            "sample",
+            sent,
+            lambda response: _cut(samples_of(response), prompt_logprobs_last_n),
+            partial(tokens_of_samples, prompt.length),
+        )
 
     @checked
     def compute_logprobs(
@@ -100,7 +108,9 @@ class RemoteSamplingClient:
             return resolved([None] * prompt.length)
         last_n = _sent_last_n(prompt_logprobs_last_n, prompt.length, True)
         sent = self._inner.compute_logprobs(sdk_input(prompt), last_n)
-        return self._brought("compute_logprobs", sent, lambda logprobs: list(logprobs))
+        return self._brought(
+            "compute_logprobs", sent, lambda logprobs: list(logprobs), lambda _: Tokens(computed=prompt.length)
+        )
 
     @checked
     def save(self, folder: Storage) -> APIFuture[SaveWeightsForSamplerResponse]:
@@ -135,8 +145,11 @@ class RemoteSamplingClient:
         unknown = params.max_tokens is None and self._limits.context_length == UNKNOWN
         return replace(chosen, max_tokens=None) if unknown else chosen
 
-    def _brought(self, verb: str, sent: Any, make: Callable[[Any], Any]) -> APIFuture[Any]:
+    def _brought(
+        self, verb: str, sent: Any, make: Callable[[Any], Any], count: Callable[[Any], Tokens]
+    ) -> APIFuture[Any]:
         future = self._connection.pending("sampling")
+        self._calls.follow(verb, future, count)
         self._connection.bring(sent, future, make, partial(error_of, what=verb))
         return APIFuture(future, lambda: _cancel(sent))
 

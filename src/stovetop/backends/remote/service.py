@@ -4,8 +4,9 @@
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn, Self
 
@@ -22,6 +23,7 @@ from stovetop.backends.remote.saves import OwnSaves, require_path
 from stovetop.backends.remote.tokenizers import tokenizer_of
 from stovetop.backends.remote.training import RemoteTrainingClient
 from stovetop.backends.remote.turns import Turn, Turns
+from stovetop.calls import Calls, Listener
 from stovetop.checks import checked
 from stovetop.client import BaseModel, CloseStatus, ModelId, ServiceClient, StatePath, Storage, Tokenizer, UserMetadata
 from stovetop.errors import (
@@ -54,6 +56,7 @@ class RemoteServiceClient(ServiceClient):
     _tokenizer: Callable[[str], Tokenizer] | None
     _clients: "weakref.WeakSet[RemoteTrainingClient]"
     _closed: bool
+    calls: Calls
     _whole: "RemoteServiceClient | None"  # of a view: the service that it is of, whose connection it is
     _process: int
 
@@ -73,6 +76,7 @@ class RemoteServiceClient(ServiceClient):
         service._clients = weakref.WeakSet()
         service._closed = False
         service._whole = None
+        service.calls = Calls()
         service._process = os.getpid()
         weakref.finalize(service, connection.end).atexit = False
         return service
@@ -173,8 +177,17 @@ class RemoteServiceClient(ServiceClient):
         service = object.__new__(type(self))
         vars(service).update(vars(self))
         service._whole = self
+        service.calls = Calls()
         service._clients = weakref.WeakSet()
         return service
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        """See `client.ServiceClient.listening`."""
+        return self.calls.told_to(listener)
+
+    def engine_figures(self) -> Mapping[str, float]:
+        """Of a server nothing is known."""
+        return {}
 
     def create_rest_client(self) -> RemoteRestClient:
         self.require_open("create_rest_client")
@@ -233,7 +246,9 @@ class RemoteServiceClient(ServiceClient):
 
     def sampling_client(self, inner: tinker.SamplingClient, *, is_base: bool) -> RemoteSamplingClient:
         """Of the SDK's client."""
-        return RemoteSamplingClient(inner, self.connection, self.require_open, self.find_tokenizer, is_base=is_base)
+        return RemoteSamplingClient(
+            inner, self.connection, self.require_open, self.find_tokenizer, self.calls, is_base=is_base
+        )
 
     def sampling_client_from(
         self, path: str, base_model: str | None, retry_config: object | None = None

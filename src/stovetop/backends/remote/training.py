@@ -21,6 +21,7 @@ from stovetop.backends.remote.refusals import error_of
 from stovetop.backends.remote.saves import OwnSaves, require_path
 from stovetop.backends.remote.turns import Turn, Turns
 from stovetop.backends.remote.values import output_of, sdk_datum, sdk_step
+from stovetop.calls import Calls, Tokens
 from stovetop.checks import checked
 from stovetop.client import CheckpointName, CustomLossFn, HowToStep, StatePath, Tokenizer, Ttl, UserMetadata
 from stovetop.engine import ops
@@ -55,6 +56,7 @@ class Service(Protocol):
 
     connection: Connection
     saves: OwnSaves
+    calls: Calls
 
     def require_open(self, what: str) -> None:
         """Refuses what a closed service can do no more."""
@@ -128,7 +130,10 @@ class RemoteTrainingClient:
         require_neutral(loss_type_input=loss_type_input)
         check_shapes(data, self._model.limits)
         what = self._named("forward_backward_custom")
-        return self._losses.run(what, list(data), loss_fn, self.model_id)
+        call = self._losses.run(what, list(data), loss_fn, self.model_id)
+        num_tokens = sum(datum.model_input.length for datum in data)
+        self._service.calls.follow("forward_backward_custom", call.future(), lambda _: Tokens(computed=num_tokens))
+        return call
 
     @checked
     def spoil(self, reason: str) -> APIFuture[None]:
@@ -258,9 +263,11 @@ class RemoteTrainingClient:
         verb: str,
         send: Callable[[tinker.TrainingClient], Any],
         make: Callable[[Any], Any],
+        num_tokens: int = 0,
     ) -> APIFuture[Any]:
         what = self._named(verb)
         future = self._connection.pending(self.model_id)
+        self._service.calls.follow(verb, future, lambda _: Tokens(computed=num_tokens))
 
         def begin() -> "Future[Any] | None":
             self._connection.bring(send(self._inner), future, make, partial(error_of, what=what))
@@ -293,7 +300,7 @@ class RemoteTrainingClient:
             self._gradients.added()
             return inner.forward_backward(sent, loss_fn, sent_config)  # type: ignore[arg-type]  the same
 
-        return self._call(verb, send, output_of)
+        return self._call(verb, send, output_of, sum(datum.model_input.length for datum in data))
 
     # ---- states ----------------------------------------------------------------------------------------------------
 
