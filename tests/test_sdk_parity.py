@@ -38,6 +38,8 @@ PARAMETERS_ADDED = {
 
 METHODS_ADDED = {
     "ServiceClient.at": "several runs in one process",
+    "ServiceClient.listening": "what the calls of a run took",
+    "ServiceClient.engine_figures": "what an engine in this process did meanwhile",
     "SamplingClient.save": "what was frozen in memory, for another process",
     "TrainingClient.spoil": "a server accepts a forward_backward before it knows whether it can use it",
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reports.made_runs import COLUMNS, Config, log_steps, make_run
+from rollout_rows import row
 from stovetop.cli import main
 from stovetop.errors import StovetopError
 from stovetop.reports.contents import contents_of
@@ -17,6 +18,7 @@ from stovetop.reports.texts import markdown_of
 from stovetop.reports.views import MOST_EVALUATIONS, evaluation_steps, labels_of
 from stovetop.run_folder import CHECKPOINTS_FILE, EVENTS_FILE, LOCK_FILE, METRICS_FILE
 from stovetop.runs import open_run
+from stovetop.tracking.rollout_rows import write_rollouts
 
 
 class Page(HTMLParser):
@@ -182,9 +184,34 @@ def test_a_long_table_of_evaluations_keeps_the_first_and_the_last(tmp_path: Path
     assert (len(steps), num, steps[0], steps[-1]) == (MOST_EVALUATIONS, 50, 0, 98)
 
 
+def test_a_mean_reward_has_the_error_of_its_spread_over_episodes(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with open_run(path, Config(log_path=str(path)), console=False) as run:
+        for step, mean in enumerate((0.25, 0.5)):
+            of_reward = {"test/env/all/reward/total": mean, "test/env/all/reward/std": 0.4}
+            run.log_metrics({**of_reward, "test/env/all/total_episodes": 64}, step)
+    page = report_of(path)
+    assert "0.5000 ± 0.05" in page.text
+    assert "The same each time: test/env/all/reward/std=0.4000, test/env/all/total_episodes=64" in page.text
+
+
 def test_runs_of_one_name_are_told_apart_by_their_paths() -> None:
     assert labels_of([Path("/a/x/run"), Path("/a/y/run")]) == ["x/run", "y/run"]
     assert labels_of([Path("/a/x/one"), Path("/a/y/two")]) == ["one", "two"]
+
+
+def test_the_rollouts_of_the_last_step_can_be_read_on_the_page(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    for step in (0, 3):
+        write_rollouts(
+            path, [row(f"the answer of step {step} {EVIL}", step=step, member=number) for number in range(2)]
+        )
+    html = page_of([contents_of(path)], path / "report.html")
+    page = Page(html)
+    assert "the answer of step 3" in page.text
+    assert "the answer of step 0" not in page.text
+    assert "<script>alert(1)</script>" in page.text
+    assert html.count("<script>") == 1  # what else is in a script element is data
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from stovetop.reports.words import Said, said_in
 from stovetop.run_folder import EVENTS_FILE, METRICS_FILE, is_run, read_plan
 from stovetop.runs import read_config
 from stovetop.tracking.events import TEXT, Event, event_from_row, metrics_from_row
+from stovetop.tracking.rollout_rows import RolloutRow, last_rollouts
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -32,6 +33,7 @@ EVENTS_BYTES = (
     2 * 1024 * 1024
 )  # of the end of events.jsonl: the last steps, and the tables that a recipe shows at its end
 STDERR = "stderr"
+NUM_ROLLOUTS = 16  # of the last step, to read on the page; a rollout of 4,000 tokens takes 50 kB of it
 
 
 class Metric(NamedTuple):
@@ -55,7 +57,7 @@ class Evaluation(NamedTuple):
 
 
 class Table(NamedTuple):
-    """That the recipe has shown: a title, and Markdown."""
+    """That a recipe has shown: a title, and Markdown."""
 
     title: str
     text: str
@@ -77,6 +79,7 @@ class Contents:
     tables: Sequence[Table]
     checkpoints: Sequence[CheckpointRecord]
     said: Sequence[Said]
+    rollouts: Sequence[RolloutRow]  # of the last step that has any
     files: Sequence[str]  # plots and tables, in its folder
     damage: Sequence[str] = ()  # what could not be read
     phases: "Sequence[Contents]" = field(default_factory=lambda: list[Contents]())  # that have begun
@@ -131,6 +134,7 @@ def contents_of(folder: Path) -> Contents:
         [Table(event.labels.get("title", ""), event.labels.get("text", "")) for event in events if event.name == TEXT],
         part(lambda: load_checkpoints_file(folder), list[CheckpointRecord]()),
         part(lambda: said_in(folder), list[Said]()),
+        part(lambda: last_rollouts(folder, NUM_ROLLOUTS), list[RolloutRow]()),
         sorted(file.name for file in folder.iterdir() if file.suffix in (".png", ".md", ".html")),
         damage,
         [
@@ -156,12 +160,18 @@ def _evaluations(curves: Mapping[str, Curve], events: Sequence[Event]) -> list[E
     return [
         Evaluation(name, curve, errors[name])
         for name, curve in curves.items()
-        if not name.endswith(STDERR) and (name in told or name.startswith("test/") or errors[name] is not None)
+        if not name.endswith(STDERR) and (name in told or name.startswith("test/") or f"{name}/{STDERR}" in curves)
     ]
 
 
 def _errors_of(name: str, curves: Mapping[str, Curve]) -> Curve | None:
-    """`<name>/stderr`; of an evaluator that measures one thing, `stderr` beside it."""
+    """`<name>/stderr`; of an evaluator that measures one thing, `stderr` beside it. Of a mean reward, s / sqrt(n) of
+    the spread and the number of episodes that are beside it."""
+    if name.endswith("/reward/total"):
+        spread = curves.get(f"{name.removesuffix('total')}std")
+        num = curves.get(f"{name.removesuffix('reward/total')}total_episodes")
+        if spread is not None and num is not None and len(spread.values) == len(num.values):
+            return Curve(spread.steps, spread.values / np.sqrt(np.maximum(num.values, 1)))
     beside = f"{name.rpartition('/')[0]}/{STDERR}".lstrip("/")
     own = curves.get(f"{name}/{STDERR}")
     return own if own is not None else curves.get(beside) if name.endswith("win_rate") else None

@@ -16,6 +16,7 @@ from stovetop.reports.listing import as_cells, duration
 from stovetop.reports.views import (
     Part,
     Shown,
+    changing,
     compared,
     differences,
     evaluation_steps,
@@ -27,6 +28,7 @@ from stovetop.reports.views import (
 )
 from stovetop.tracking.console import format_number
 from stovetop.tracking.page import html_page, templates, visible
+from stovetop.tracking.rollout_pages import rollouts_css, rollouts_fragment, rollouts_script
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -67,7 +69,10 @@ def page_of(runs: Sequence[Contents], to: Path, lead: Lead | None = None) -> str
             short=format_number,
         )
     )
-    return html_page(f"report: {title}", body, css=_asset("report.css"), script=_asset("report.js"))
+    style, script = _asset("report.css"), _asset("report.js")
+    if any(run.rollouts for each in runs for run in (each, *each.phases)):
+        style, script = style + rollouts_css(), f"{script}\n{rollouts_script()}"
+    return html_page(f"report: {title}", body, css=style, script=script)
 
 
 def _labels(parts: Sequence[Part], runs: Sequence[Contents]) -> list[str]:
@@ -105,12 +110,21 @@ def _run(shown: Shown, to: Path) -> dict[str, Any]:
         "said": [(each, said) for each, of_each in _said(shown.contents) for said in of_each],
         "tables": shown.contents.tables,
         "files": shown.contents.files,
+        "rollouts": _rollouts(shown.contents),
         "pages": [
             (f"{page.parent.name}/{page.name}", os.path.relpath(page, to.parent))
             for folder in (standing.run, *(phase.standing.run for phase in shown.contents.phases))
             for page in pages_of(folder)
         ],
     }
+
+
+def _rollouts(contents: Contents) -> "Markup | None":
+    """Those of the last step, of the last phase that has any."""
+    from markupsafe import Markup
+
+    rows = next((each.rollouts for each in (*reversed(contents.phases), contents) if each.rollouts), ())
+    return Markup(rollouts_fragment(rows)) if rows else None
 
 
 def _said(contents: Contents) -> list[tuple[str, Sequence[Any]]]:
@@ -160,13 +174,15 @@ def _shown(shown: Shown) -> dict[str, Any]:
     from markupsafe import Markup
 
     contents = shown.contents
-    steps, num_measured = evaluation_steps(contents.evaluations)
+    evaluations, always = changing(contents.evaluations)
+    steps, num_measured = evaluation_steps(evaluations)
     timeline = contents.timeline
     return {
         "label": shown.label,
         "colour": shown.colour % drawing.NUM_COLOURS,
-        "evaluations": [each.metric for each in contents.evaluations],
-        "measured": [(step, [measured(each, step) for each in contents.evaluations]) for step in steps],
+        "evaluations": [each.metric for each in evaluations],
+        "always": always,
+        "measured": [(step, [measured(each, step) for each in evaluations]) for step in steps],
         "num_measured": num_measured,
         "times": contents.times,
         "calls": contents.calls,

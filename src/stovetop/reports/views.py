@@ -149,6 +149,15 @@ def evaluation_steps(evaluations: Sequence[Evaluation]) -> tuple[list[int], int]
     return [steps[place] for place in places], len(steps)
 
 
+def changing(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], list[tuple[str, str]]]:
+    """Those that a table is for; and those that were measured several times and came to the same each time, with what
+    that was."""
+    same = [each for each in evaluations if len(each.curve.values) > 1 and each.curve.is_constant]
+    always = [(each.metric, tidy(float(each.curve.values[0]))) for each in same]
+    found = [each for each in evaluations if each not in same]
+    return (found, always) if found else (list(evaluations), [])
+
+
 def compared(part: Part) -> list[tuple[str, list[str]]]:
     """What each metric was measured to be last, run by run; nothing where there is one run."""
     if len(part.shown) < 2:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from stovetop.calls import AnsweredCall
-from stovetop.durable import cut_torn_row, parse_rows, write_file, writing
+from stovetop.durable import cut_torn_row, write_file, writing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,23 +55,28 @@ class Tracer:
         self._free: list[int] = []
         self._num_lanes = 0
         self._num_calls = 0
+        self._pid = os.getpid()
 
     def begin(self, name: str, attributes: Mapping[str, Attribute]) -> None:
         """A span of this task begins."""
-        self._add("B", name, self._enter(_here()), attributes)
+        at_s = self._clock_s()
+        self._write(self._line("B", name, self._enter(_here()), at_s, attributes), at_s)
 
     def end(self, name: str, attributes: Mapping[str, Attribute]) -> None:
         """The innermost span of this task ends."""
-        self._add("E", name, self._leave(_here()), attributes)
+        at_s = self._clock_s()
+        self._write(self._line("E", name, self._leave(_here()), at_s, attributes), at_s)
 
     def call(self, call: AnsweredCall) -> None:
         """A call of a service, from when it was made until it was answered."""
         with self._lock:
             self._num_calls += 1
             number = self._num_calls
-        more = {"cat": "call", "id": number}
-        self._write({**self._event("b", call.verb, _CALLS, call.begun_s), **more, "args": call.tokens._asdict()})
-        self._write({**self._event("e", call.verb, _CALLS, call.ended_s), **more})
+        more = f',"cat":"call","id":{number}'
+        begun = self._line("b", call.verb, _CALLS, call.begun_s, call.tokens._asdict(), more)
+        ended = self._line("e", call.verb, _CALLS, call.ended_s, more=more)
+        named = self._named(_CALLS, "calls of the service") if number == 1 else ""
+        self._write(named + begun + ended, call.ended_s)
 
     def flush(self) -> None:
         """Writes what waits."""
@@ -93,6 +98,7 @@ class Tracer:
                 else:
                     self._num_lanes += 1
                     lane = self._num_lanes
+                    self._lines.append(self._named(lane, f"task lane {lane}"))
             self._lane_of[place] = (lane, num_open + 1)
             return lane
 
@@ -106,18 +112,27 @@ class Tracer:
                 self._lane_of[place] = (lane, num_open - 1)
             return lane
 
-    def _add(self, kind: str, name: str, lane: int, attributes: Mapping[str, Attribute]) -> None:
-        event = self._event(kind, name, lane, self._clock_s())
-        self._write({**event, "args": dict(attributes)} if attributes else event)
+    def _line(
+        self,
+        kind: str,
+        name: str,
+        lane: int,
+        at_s: float,
+        attributes: Mapping[str, Attribute] | None = None,
+        more: str = "",
+    ) -> str:
+        """An event. Put together by hand, which takes a third of the time: there are thousands in a step."""
+        args = f',"args":{json.dumps(attributes, default=str)}' if attributes else ""
+        head = f'{{"ph":"{kind}","name":{json.dumps(name)},"ts":{at_s * 1e6:.0f},"pid":{self._pid},"tid":{lane}'
+        return f"{head}{more}{args}}}\n"
 
-    def _event(self, kind: str, name: str, lane: int, at_s: float) -> dict[str, Any]:
-        return {"ph": kind, "name": name, "ts": round(at_s * 1e6), "pid": os.getpid(), "tid": lane}
+    def _named(self, lane: int, name: str) -> str:
+        return self._line("M", "thread_name", lane, 0.0, {"name": name})
 
-    def _write(self, event: Mapping[str, Any]) -> None:
-        line = json.dumps(event, default=str) + "\n"
+    def _write(self, lines: str, at_s: float) -> None:
         with self._lock:
-            self._lines.append(line)
-            is_due = len(self._lines) >= FLUSH_AT or self._clock_s() - self._flushed_s >= FLUSH_EVERY_S
+            self._lines.append(lines)
+            is_due = len(self._lines) >= FLUSH_AT or at_s - self._flushed_s >= FLUSH_EVERY_S
         if is_due:
             self.flush()
 
@@ -216,19 +231,11 @@ def scope(function: Callable[P, R]) -> Callable[P, R]:
 
 def convert(folder: Path) -> Path | None:
     """Writes trace.json of what is in trace_events.jsonl, that of earlier parts of the run too; None without it."""
-    rows = parse_rows(folder / EVENTS_FILE, lambda row: row)
-    if not rows:
+    try:
+        *lines, _torn = (folder / EVENTS_FILE).read_bytes().split(b"\n")
+    except FileNotFoundError:
         return None
-    lanes = sorted({(row["pid"], row["tid"]) for row in rows})
-    names = [
-        {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": pid,
-            "tid": lane,
-            "args": {"name": "calls of the service" if lane == _CALLS else f"task lane {lane}"},
-        }
-        for pid, lane in lanes
-    ]
-    write_file(folder / TRACE_FILE, json.dumps([*names, *rows]).encode())
+    if not lines:
+        return None
+    write_file(folder / TRACE_FILE, b"[" + b",\n".join(lines) + b"]\n")
     return folder / TRACE_FILE
