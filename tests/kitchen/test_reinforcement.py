@@ -55,6 +55,10 @@ def rl_steps(log_path: str) -> list[tuple[int | None, dict[str, float]]]:
     return [(event.step, dict(event.values)) for event in load(log_path).events if event.name == "rl.step"]
 
 
+def rollout_files(log_path: str) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(Path(log_path).glob("rollouts/*"))}
+
+
 def test_on_policy_it_is_the_flat_loop_in_every_metric_and_to_the_bit(config: RLConfig) -> None:
     config = replace(config, remove_constant_reward_groups=True)
     asyncio.run(train(config))
@@ -72,6 +76,7 @@ def test_on_policy_it_is_the_flat_loop_in_every_metric_and_to_the_bit(config: RL
     assert rl_steps(config.log_path) == rl_steps(flat.log_path)
     assert weights(config.log_path) == weights(flat.log_path)
     assert checkpoints(config.log_path) == checkpoints(flat.log_path)
+    assert rollout_files(config.log_path) == rollout_files(flat.log_path)
 
 
 @pytest.fixture(scope="module")

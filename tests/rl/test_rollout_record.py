@@ -23,6 +23,7 @@ from stovetop.rl.rollouts import Rollouts, do_rollouts
 from stovetop.rl.types import StepResult, Trajectory, TrajectoryGroup, Transition
 from stovetop.runs import Run, open_run
 from stovetop.tracking import logtree
+from stovetop.tracking.html_tree import from_data, to_html
 from stovetop.tracking.rollout_rows import Kind, RolloutRow, find_rollouts, read_rollouts
 from stovetop.types import EncodedTextChunk, ImageChunk, ModelInput, TensorData
 
@@ -166,7 +167,7 @@ def test_a_chat_and_what_an_environment_notes_come_to_its_rollout_alone(tmp_path
             ("assistant", "rain"),
             ("user", "thanks"),
         ]
-        assert logtree.to_html(logtree.from_data(row.notes)) == (
+        assert to_html(from_data(row.notes)) == (
             "<p>the sky is looked at</p><section><h2>grading</h2><p>said rain</p></section>"
         )
         assert row.turns[0]["logs"] == {"sky": "blue"}

@@ -11,6 +11,7 @@ from stovetop.errors import InvalidRequest
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall, UnparsedToolCall
 from stovetop.tracking import logtree
 from stovetop.tracking.chats import ConversationFormatter
+from stovetop.tracking.html_tree import to_html
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
@@ -159,7 +160,7 @@ def test_a_scope_can_be_silenced() -> None:
 def test_what_is_collected_goes_to_the_trace_too_if_there_is_one() -> None:
     with logtree.collected() as kept:
         logtree.log_text("alone")
-    assert logtree.to_html(kept) == "<p>alone</p>"
+    assert to_html(kept) == "<p>alone</p>"
     with (
         logtree.init_trace("t") as trace,
         logtree.scope_header("h"),
@@ -168,7 +169,7 @@ def test_what_is_collected_goes_to_the_trace_too_if_there_is_one() -> None:
     ):
         logtree.log_text("both")
     assert page(trace)[2:] == ["section/div/section/h3: deep", "section/div/section/p: both"]
-    assert logtree.to_html(kept) == "<section><h3>deep</h3><p>both</p></section>"
+    assert to_html(kept) == "<section><h3>deep</h3><p>both</p></section>"
 
 
 def test_the_page_and_its_tree_are_files_and_can_be_written_before_the_end(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from stovetop.rl.metrics import dict_mean
 from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import Observation, Trajectory, TrajectoryGroup, Transition
 from stovetop.runs import Run
-from stovetop.tracking import logtree
 from stovetop.tracking.chats import chat_to_json
+from stovetop.tracking.html_tree import to_data
 from stovetop.tracking.page import encodable
 from stovetop.tracking.rollout_pages import Shown, rollouts_page
 from stovetop.tracking.rollout_rows import (
@@ -192,7 +192,7 @@ class _Rows:
             answer="".join(pieces[tokens.num_first :]),
             chat=encodable(chat_to_json(self._chat(trajectory, "".join(pieces[: tokens.num_first])))),
             turns=[encodable(_turn(turn)) for turn in turns],
-            notes=encodable(logtree.to_data(trajectory.notes)),
+            notes=encodable(to_data(trajectory.notes)),
             pieces=pieces,
             kinds=[int(kind) for kind in tokens.kinds],
             token_ids=tokens.ids,

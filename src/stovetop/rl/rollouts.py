@@ -33,6 +33,7 @@ from stovetop.rl.types import (
 from stovetop.rules import Whole, number
 from stovetop.tracking import logtree
 from stovetop.tracking.chats import ConversationFormatter
+from stovetop.tracking.html_tree import Child
 from stovetop.tracking.waiting import waiting_for
 from stovetop.types import ModelInput
 
@@ -144,7 +145,7 @@ class _Episode:
     transitions: list[Transition] = field(default_factory=list[Transition])
     num_tool_calls: int = 0
     num_sampled: int = 0
-    notes: list[logtree.Child] = field(default_factory=list[logtree.Child])  # logged by the environment
+    notes: list[Child] = field(default_factory=list[Child])  # logged by the environment
     num_notes_seen: int = 0
     chat: Sequence[Message] | None = None  # what it shows, where it has logged that
 

@@ -20,7 +20,7 @@ from typing import Protocol
 from stovetop.completers import StopCondition, TokensWithLogprobs
 from stovetop.errors import GradeError, InvalidRequest
 from stovetop.renderers.messages import Message
-from stovetop.tracking.logtree import Child
+from stovetop.tracking.html_tree import Child
 from stovetop.types import ModelInput
 
 Action = TokensWithLogprobs

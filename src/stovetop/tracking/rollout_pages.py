@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stovetop.tracking import logtree
 from stovetop.tracking.chats import ConversationFormatter
+from stovetop.tracking.html_tree import from_data, to_html
 from stovetop.tracking.page import asset, html_page, templates, visible
 from stovetop.tracking.rollout_rows import RolloutRow
 
@@ -102,7 +102,7 @@ def _answer(row: RolloutRow, num_common: int, is_plain: bool) -> dict[str, Any]:
         "totals": [sum(turn[name] for turn in row.turns) for name in ("num_observed", "num_sampled")],
         "is_plain": is_plain,
         "logs": [line for number, turn in enumerate(row.turns, start=1) for line in _logs(number, turn)],
-        "notes": _markup(logtree.to_html(logtree.from_data(row.notes))),
+        "notes": _markup(to_html(from_data(row.notes))),
         "packed": pack(row),
     }
 

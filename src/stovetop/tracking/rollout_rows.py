@@ -67,7 +67,7 @@ class RolloutRow:
     answer: str  # all after it: what the policy said, and what it was shown in reply
     chat: list[dict[str, Any]]  # the same as messages
     turns: list[dict[str, Any]]  # num_observed, num_sampled, reward, metrics, logs, stop_reason, trainable
-    notes: list[Any]  # what the environment logged by `logtree`, as its `to_data` gives it
+    notes: list[Any]  # what the environment logged by `logtree`, as `html_tree.to_data` has it
     pieces: list[str]  # pieces_N: the text of each token; "" before the last token of a character
     kinds: list[int]  # kinds_N: see Kind
     token_ids: list[int]  # token_ids_N; -1 where there is none

@@ -43,6 +43,7 @@ from stovetop.renderers.base import Renderer, TrainOnWhat
 from stovetop.renderers.messages import Message
 from stovetop.rl.advantages import compute_advantages
 from stovetop.rl.metrics import compute_kl_sample_train
+from stovetop.rl.rollout_record import RolloutRecord
 from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import EnvGroupBuilder, RLDataset
 from stovetop.runs import Run
@@ -185,9 +186,10 @@ def make_teacher_evaluators(
     max_tokens: int,
     temperature: float = 1.0,
     seed: int = 0,
+    rollout_record: RolloutRecord | None = None,
 ) -> Evaluators:
     """How far from the teachers the student's answers to the prompts that are held out are, if there are any."""
-    evaluator = TeacherKLEvaluator(test_builders, teachers, max_tokens, temperature, seed)
+    evaluator = TeacherKLEvaluator(test_builders, teachers, max_tokens, temperature, seed, rollout_record)
     return Evaluators(sampling=(evaluator,) if test_builders else ())
 
 
