@@ -54,7 +54,7 @@ class PPO:
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages")
     clip_low_threshold: Ratio = 0.8  # smallest ratio, absolute (not 1 - epsilon)
     clip_high_threshold: Ratio = 1.2  # largest ratio, absolute
-    temperature: Temperature = 1.0
+    temperature: Temperature = 1.0  # at which the tokens were sampled
 
     def __post_init__(self) -> None:
         _check_clipped(self)
@@ -66,9 +66,9 @@ class CISPO:
 
     name: ClassVar[str] = "cispo"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages")
-    clip_low_threshold: Ratio = 0.0
-    clip_high_threshold: Ratio = 4.0
-    temperature: Temperature = 1.0
+    clip_low_threshold: Ratio = 0.0  # smallest ratio
+    clip_high_threshold: Ratio = 4.0  # largest ratio
+    temperature: Temperature = 1.0  # at which the tokens were sampled
 
     def __post_init__(self) -> None:
         _check_clipped(self)
@@ -81,7 +81,7 @@ class DRO:
     name: ClassVar[str] = "dro"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages")
     beta: Annotated[float, number(at_least=0)] = 0.05  # strength of the pull towards the sampling policy
-    temperature: Temperature = 1.0
+    temperature: Temperature = 1.0  # at which the tokens were sampled
 
     def __post_init__(self) -> None:
         check(self)
@@ -94,9 +94,9 @@ class GSPO:
 
     name: ClassVar[str] = "gspo"
     inputs: ClassVar[tuple[str, ...]] = ("target_tokens", "logprobs", "advantages", "sequence_ratio_mask")
-    clip_low_threshold: Ratio = 0.8
-    clip_high_threshold: Ratio = 1.2
-    temperature: Temperature = 1.0
+    clip_low_threshold: Ratio = 0.8  # smallest ratio of a sequence
+    clip_high_threshold: Ratio = 1.2  # largest
+    temperature: Temperature = 1.0  # at which the tokens were sampled
 
     def __post_init__(self) -> None:
         _check_clipped(self)

@@ -1,11 +1,12 @@
 """A run is a directory. Opening one, writing its record, and reading it again.
 
-    stovetop-run.json   the mark of a run, and .lock, held by the one process that writes to it: `run_folder.py`
+    stovetop-run.json   the mark of a run, and .lock: `run_folder.py`
     config.json         the config, and the class it is of
     plan.json           how many steps it is to have, and the metrics that its recipe shows
     metrics.jsonl       one row a step
     events.jsonl        everything else that happened
-    checkpoints.jsonl   written by `checkpoints.py`; deleted.jsonl, what of them was deleted: `retention.py`
+    checkpoints.jsonl   what was saved: `checkpoints.py`
+    deleted.jsonl       what of that was deleted: `retention.py`
     used_by.jsonl       which other runs use its checkpoints, by which they stay: `checkpoint_users.py`
     data.json           what it trains and tests on: `data_record.py`
     workflow.json       the stages of the workflow that ran last, if one did: `kitchen/workflow.py`

@@ -27,6 +27,7 @@ from stovetop.recipes import RECIPES
 from stovetop.run_folder import is_run
 from stovetop.runs import Run, StoredConfig, load
 from stovetop.tracking.configs import class_path, config_to_dict
+from test_docs import maker
 
 OWN_WORDS = {  # of what is another thing in each recipe: its data, and what is counted, measured or compared
     "dataset", "test_dataset", "test_size", "batch_size", "max_length", "max_steps", "answers", "few_shot",
@@ -322,6 +323,21 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return folder
 
     return run
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_every_metric_and_every_event_of_a_run_has_a_meaning_in_the_documentation(
+    name: str, whole_run: Callable[[str], Path]
+) -> None:
+    metrics, events = maker("metrics"), maker("events")
+    run_folders = [file.parent for file in whole_run(name).rglob("config.json") if is_run(file.parent)]
+    assert run_folders
+    for record in map(load, run_folders):
+        assert [key for row in record.metrics for key in row if metrics.key_of(key) is None] == []
+        for event in record.events:
+            values, labels = events.BY_NAME[event.name].values, events.BY_NAME[event.name].labels
+            assert events.ANY in values or set(event.values) <= set(values), event
+            assert events.ANY in labels or set(event.labels) <= set(labels), event
 
 
 @pytest.mark.parametrize("name", RUN_HERE)

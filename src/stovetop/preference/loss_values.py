@@ -33,7 +33,7 @@ class IPO:
     (Azar et al. 2023, arXiv:2310.12036)."""
 
     name: ClassVar[str] = "ipo"
-    beta: Beta = 0.1
+    beta: Beta = 0.1  # β
 
     def __post_init__(self) -> None:
         check(self)
@@ -44,7 +44,7 @@ class Hinge:
     """max(0, 1 - β·m) (Zhao et al. 2023, arXiv:2305.10425)."""
 
     name: ClassVar[str] = "hinge"
-    beta: Beta = 0.1
+    beta: Beta = 0.1  # β
 
     def __post_init__(self) -> None:
         check(self)
@@ -56,7 +56,7 @@ class RobustDPO:
     (Chowdhury et al. 2024, arXiv:2403.00409)."""
 
     name: ClassVar[str] = "robust"
-    beta: Beta = 0.1
+    beta: Beta = 0.1  # β
     label_smoothing: Smoothing = 0.1  # ε, below one half
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class ConservativeDPO:
     preferences")."""
 
     name: ClassVar[str] = "cdpo"
-    beta: Beta = 0.1
+    beta: Beta = 0.1  # β
     label_smoothing: Smoothing = 0.1  # ε
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class SimPO:
     """-log σ(β·(c/|c| - r/|r|) - γ): no reference (Meng et al. 2024, arXiv:2405.14734)."""
 
     name: ClassVar[str] = "simpo"
-    beta: Beta = 2.0
+    beta: Beta = 2.0  # β
     gamma: Annotated[float, number()] = 1.0  # the margin that is asked for, after β (the paper's γ/β is gamma / beta)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class KTO:
     `datasets.with_mismatched` (Ethayarajh et al. 2024, arXiv:2402.01306)."""
 
     name: ClassVar[str] = "kto"
-    beta: Beta = 0.1
+    beta: Beta = 0.1  # β
 
     def __post_init__(self) -> None:
         check(self)
