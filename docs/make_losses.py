@@ -67,7 +67,7 @@ tokens; [verbs.md](verbs.md) has one. It costs a second forward pass.
 ## What is not here
 
 `stable_reinforce` is refused: its formula is not public. A penalty on the distance to a reference (KL) is not part of a
-loss: it becomes part of the advantages.
+loss: it becomes part of the advantages ([rl.md](rl.md)).
 """
 
 

@@ -14,6 +14,9 @@ from pages import PAGES, ROOT, Reader, name_of, work_in
 from stovetop.cli import main
 
 AT_A_SERVER = {"openai", "serving"}
+SLOW = {  # several runs each, to their end: two seconds, where all other pages together take eight
+    "seeing_runs", "sweeps", "workflows/new_method", "workflows/two_phases",
+}  # fmt: skip
 RUN = "run sl_loop base_url=recording renderer_name=role_colon epochs=1"
 RL_RUN = (
     "run rl_loop base_url=recording renderer_name=role_colon dataset=sample:gsm8k test_size=2 groups_per_batch=2 "
@@ -22,6 +25,8 @@ RL_RUN = (
 BEFORE = {  # commands that a page takes for done, on the fake model
     "README": [RUN, RL_RUN],
     "rollouts": [RL_RUN],
+    "first_hour": [f"{RUN} log_path=runs/sl_basic_small", f"{RL_RUN} log_path=runs/rl_basic_small"],
+    "trackers": [f"{RUN} log_path=runs/sl_basic"],
     "seeing_runs": [f"{RUN} log_path=runs/{name}" for name in ("sl_basic", "low_rate", "high_rate")],
     "sweeps": ["sweep sl_basic:small base_url=recording learning_rate=1e-4,1e-3 max_steps=1"],
 }
@@ -37,7 +42,14 @@ def make_reader(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     return lambda **replaced: Reader(capsys, monkeypatch, **replaced)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in AT_A_SERVER | {"README"}], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in SLOW else [])
+        for page in PAGES
+        if name_of(page) not in AT_A_SERVER | {"README"}
+    ],
+)
 def test_a_page_does_what_it_says(page: Path, make_reader: Callable[..., Reader]) -> None:
     """A second or less: on a fake model."""
     for command in BEFORE.get(name_of(page), ()):
