@@ -1,7 +1,8 @@
 # make demo   a real model learns on this machine, from examples and then from reward
 # make test   every test but the slow ones, which .ci/run runs too
+# make docs   the documentation as a site, in build/site
 #
-# Both need Python 3.11 or later and a Python package index, and keep everything they install in .venv. On Linux the
+# All need Python 3.11 or later and a Python package index, and keep everything they install in .venv. On Linux the
 # index's own torch brings CUDA along; without a GPU, spare yourself that download:
 #     make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
@@ -12,7 +13,7 @@ MARKS ?= not slow
 # Tiny models are fastest on one thread. Tests that are compiled anew each time take eight seconds more in each process.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test
+.PHONY: demo test docs
 
 demo: .venv/installed-demo
 	.venv/bin/stovetop fetch smollm2
@@ -23,7 +24,12 @@ test: .venv/installed-test
 	@echo "tests with marks: $(or $(MARKS),all)"
 	$(TEST_ENV) .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "$(MARKS)" $(PYTEST_FLAGS)
 
+docs: .venv/installed-docs
+	.venv/bin/python docs/site/build.py
+	@echo "open build/site/index.html"
+
 .venv/installed-demo: EXTRAS = gguf
+.venv/installed-docs: EXTRAS = docs
 .venv/installed-test: EXTRAS = gguf,dev
 .venv/installed-%: pyproject.toml constraints.txt
 	@echo "installing what is needed into .venv: some minutes the first time"

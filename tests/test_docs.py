@@ -1,6 +1,7 @@
 """Pages that programs write are what the programs write."""
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ PAGES = [
 
 def maker(page: str) -> Any:
     """The program that writes this page."""
-    spec = importlib.util.spec_from_file_location(f"make_{page}", DOCS / f"make_{page}.py")
+    return loaded(DOCS / f"make_{page}.py")
+
+
+def loaded(file: Path) -> Any:
+    """A program that is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     program = importlib.util.module_from_spec(spec)
@@ -55,3 +61,16 @@ def test_every_event_that_the_code_emits_has_a_meaning() -> None:
 def test_a_metric_belongs_to_the_most_particular_row_of_its_table(metric: str, key: str | None) -> None:
     found = maker("metrics").key_of(metric)
     assert (found and found.key) == key
+
+
+def test_the_site_has_every_page_in_its_order_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    """What Sphinx is given; that it makes a site of it without a warning, `.ci/run` says."""
+    build = loaded(DOCS / "site" / "build.py")
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")} - {"README"}
+    ordered = [page for part in build.ORDER.values() for page in part]
+    of_the_root = {name.removesuffix(".md") for name in build.OF_THE_ROOT.values()}
+    assert sorted(ordered) == sorted(pages | of_the_root)
+    build.write_sources(tmp_path)
+    for page in tmp_path.glob("**/*.md"):
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
