@@ -22,13 +22,14 @@ RL_RUN = (
     "run rl_loop base_url=recording renderer_name=role_colon dataset=sample:gsm8k test_size=2 groups_per_batch=2 "
     "group_size=2 max_tokens=4 max_steps=1"
 )
+SWEEP = "sweep sl_basic:small base_url=recording learning_rate=1e-4,1e-3 max_steps=1"
 BEFORE = {  # commands that a page takes for done, on the fake model
     "README": [RUN, RL_RUN],
     "rollouts": [RL_RUN],
     "first_hour": [f"{RUN} log_path=runs/sl_basic_small", f"{RL_RUN} log_path=runs/rl_basic_small"],
     "trackers": [f"{RUN} log_path=runs/sl_basic"],
-    "seeing_runs": [f"{RUN} log_path=runs/{name}" for name in ("sl_basic", "low_rate", "high_rate")],
-    "sweeps": ["sweep sl_basic:small base_url=recording learning_rate=1e-4,1e-3 max_steps=1"],
+    "seeing_runs": [SWEEP, *(f"{RUN} log_path=runs/{name}" for name in ("sl_basic", "low_rate", "high_rate"))],
+    "sweeps": [SWEEP],
 }
 
 
