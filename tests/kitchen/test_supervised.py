@@ -2,6 +2,7 @@
 run that would have been."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -22,6 +23,7 @@ from stovetop.kitchen.workflow import Workflow
 from stovetop.kitchen.workflows import SUPERVISED, get_workflow, list_workflows
 from stovetop.recipes import sl_loop
 from stovetop.runs import Run, load, open_run
+from stovetop.tracking.trace import TRACE_FILE
 
 NUM_STEPS = 8  # of two epochs
 
@@ -106,6 +108,31 @@ def test_a_row_has_the_time_of_every_stage_before_it(config: SupervisedConfig) -
     assert {name for name in times(first) if ":" not in name} == expected | {"time/evaluate"}
     assert calls <= times(first)
     assert "time/engine/waiting_share" in second
+
+
+def test_a_trace_has_each_stage_of_each_step_and_the_calls_although_steps_overlap(config: SupervisedConfig) -> None:
+    async def traced() -> None:
+        with (
+            recording.open_service(config.log_path) as service,
+            open_run(config.log_path, config, console=False, enable_trace=True) as run,
+        ):
+            await SUPERVISED.run(config, service=service, run=run)
+
+    asyncio.run(traced())
+    events = json.loads((Path(config.log_path) / TRACE_FILE).read_text())
+    begun = Counter(event["name"] for event in events if event["ph"] == "B")
+    assert begun["forward_backward"] == begun["await_optim_step"] == begun["log_step"] == NUM_STEPS
+    assert begun == Counter(event["name"] for event in events if event["ph"] == "E")
+    steps = {event["args"]["step"] for event in events if event["ph"] == "B" and event["name"] == "log_step"}
+    assert steps == set(range(NUM_STEPS))
+    calls = Counter(event["name"] for event in events if event["ph"] == "b")
+    assert calls["forward_backward"] == calls["optim_step"] == NUM_STEPS
+    open_in: dict[int, list[str]] = {}
+    for event in events:
+        if event["ph"] in "BE":
+            lane = open_in.setdefault(event["tid"], [])
+            lane.append(event["name"]) if event["ph"] == "B" else None
+            assert event["ph"] == "B" or lane.pop() == event["name"]
 
 
 @pytest.fixture(scope="module")
