@@ -29,7 +29,7 @@ from stovetop.kitchen import RunConfig
 from stovetop.kitchen.workflow import Workflow
 from stovetop.kitchen.workflows import REINFORCEMENT, SUPERVISED
 from stovetop.recipes import sl_loop
-from stovetop.retention import DELETED_FILE, Best, Keep, choose, parse_keep, paths_of
+from stovetop.retention import DELETED_FILE, Best, Keep, choose, parse_keep, paths_of, plan, remaining
 from stovetop.run_folder import saved_folders
 from stovetop.runs import open_run
 
@@ -106,10 +106,8 @@ def test_what_stays_has_the_last_with_a_state_the_final_ones_the_used_and_the_be
         for batch, (state, sampler, final) in enumerate(kinds)
     ]  # fmt: skip
     values = {step: {"loss": loss} for step, loss in losses.items()}
-    choice = choose(records, Keep(last, (Best("lowest", "loss"),)), values, {f"/{used}": "/other"})
-    kept = {each.record.name for each in choice.kept}
-    assert kept | {each.name for each in choice.doomed} == {each.name for each in records}
-    assert len(choice.kept) + len(choice.doomed) == len(records)
+    reasons = choose(records, Keep(last, (Best("lowest", "loss"),)), values, {f"/{used}": "/other"})
+    kept = {records[index].name for index in reasons}
     assert kept >= {each.name for each in [each for each in records if each.state_path][-last:]}
     assert kept >= {each.name for each in records if each.final or each.state_path == f"/{used}"}
     finite = {batch: losses[batch] for batch in range(len(records)) if abs(losses.get(batch, float("nan"))) < 1e9}
@@ -128,6 +126,7 @@ def test_of_a_run_the_last_two_stay_and_all_rows(tmp_path: Path) -> None:
     assert names_there(config.log_path) == ["000003", "final"]
     assert {folder.name for folder in saved_folders(Path(config.log_path))} == {"000003", "final"}
     assert [row["name"] for row in read_rows(Path(config.log_path) / DELETED_FILE)] == names[:-1]
+    assert [record.name for record in remaining(Path(config.log_path))] == ["000003", "final"]
 
 
 def test_all_stay_where_that_is_asked_for_and_the_same_command_with_a_number_frees_them(tmp_path: Path) -> None:
@@ -195,6 +194,18 @@ def test_a_copy_deletes_nothing_of_the_original(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "run", tmp_path / "copy", ignore=shutil.ignore_patterns("weights", ".lock"))
     train(replace(config, log_path=str(tmp_path / "copy"), keep_checkpoints="1"), SUPERVISED)
     assert len(names_there(config.log_path)) == 4
+
+
+def test_a_checkpoint_that_has_lost_its_state_or_a_policy_is_none_of_the_last(tmp_path: Path) -> None:
+    problems, run = write_problems(tmp_path / "problems.jsonl"), tmp_path / "run"
+    config = RLConfig(dataset=problems, log_path=str(run), max_steps_off_policy=1, save_every=1, keep_checkpoints="all")
+    train(config, REINFORCEMENT)
+    records = load_checkpoints_file(run)
+    shutil.rmtree(records[-2].policy_paths[0])
+    shutil.rmtree(str(records[-3].state_path))
+    kept = plan(run, Keep(2)).kept
+    assert [each.record.name for each in kept] == [records[-4].name, records[-2].name, records[-1].name]
+    assert [record.name for record in remaining(run)] == [record.name for record in records]
 
 
 # ---- what cannot be deleted ------------------------------------------------------------------------------------------

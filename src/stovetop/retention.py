@@ -17,12 +17,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from stovetop.checkpoint_users import home_of, no_new_users, user_of
-from stovetop.checkpoints import CheckpointRecord, located
+from stovetop.checkpoints import CheckpointRecord, load_checkpoints_file, located
 from stovetop.client import ServiceClient
 from stovetop.concurrency import in_thread
 from stovetop.durable import MANIFEST, append_row, parse_rows, read_rows
@@ -86,29 +86,16 @@ def _is_keep(text: str) -> bool:
 KeepCheckpoints = Annotated[str, Text(_FORM, suits=_is_keep)]
 
 
-class Kept(NamedTuple):
-    """A checkpoint that stays, and why."""
-
-    record: CheckpointRecord
-    reason: str
-
-
-class Choice(NamedTuple):
-    """Of the checkpoints of a run."""
-
-    kept: Sequence[Kept]
-    doomed: Sequence[CheckpointRecord]
-
-
 def choose(
     records: Sequence[CheckpointRecord],
     keep: Keep,
     values: Mapping[int, Mapping[str, float]],
     users: Mapping[str, str],
-) -> Choice:
-    """`records` are those that are there, in order. `values` has the metrics of each step: those of step k are of the
-    weights after k updates, so of the checkpoint whose next batch is k. `users` has a user of each path that is used.
-    A run can go on from the last of what stays: the last ones with a state are among it."""
+) -> dict[int, str]:
+    """Why each that stays does, by its index. `records` are those that are there, in order. `values` has the metrics of
+    each step: those of step k are of the weights after k updates, so of the checkpoint whose next batch is k. `users`
+    has a user of each path that is used. A run can go on from the last of what stays: the last with a state are in it.
+    """
     reasons: dict[int, str] = {}
     with_state = [index for index, record in enumerate(records) if record.state_path and record.batch is not None]
     last = len(records) if keep.last is None else keep.last
@@ -121,10 +108,7 @@ def choose(
         used = [users[path] for path in paths_of(record) if path in users]
         if record.final or used:
             reasons[index] = "final" if record.final else f"used by {used[0]}"
-    return Choice(
-        [Kept(record, reasons[index]) for index, record in enumerate(records) if index in reasons],
-        [record for index, record in enumerate(records) if index not in reasons],
-    )
+    return dict(sorted(reasons.items()))
 
 
 def _best(records: Sequence[CheckpointRecord], best: Best, values: Mapping[int, Mapping[str, float]]) -> int | None:
@@ -146,6 +130,13 @@ def paths_of(record: CheckpointRecord) -> list[str]:
 # ---- of one run ------------------------------------------------------------------------------------------------------
 
 
+class Kept(NamedTuple):
+    """A checkpoint that stays, and why."""
+
+    record: CheckpointRecord
+    reason: str
+
+
 class Doomed(NamedTuple):
     """A folder, or what a server has, that is not to stay."""
 
@@ -162,30 +153,46 @@ class Plan(NamedTuple):
 
 def plan(log_dir: Path, keep: Keep) -> Plan:
     """What stays, and what may be deleted. Nothing is."""
-    deleted = {str(row.get("path")) for row in read_rows(log_dir / DELETED_FILE)}
+    rows = parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
+    deleted = _deleted(log_dir)
 
     def is_there(path: str) -> bool:
         lies_at = located(path, log_dir)
         return path not in deleted and (not Path(lies_at).is_absolute() or (Path(lies_at) / MANIFEST).is_file())
 
-    rows = parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
-    records = [
-        record for record in rows if any(is_there(path) for path in (record.state_path, record.sampler_path) if path)
-    ]
+    def usable(record: CheckpointRecord) -> CheckpointRecord:
+        """Without a state from which no run goes on: it, or a policy of it, is gone."""
+        needed = [path for path in (record.state_path, *record.policy_paths) if path is not None]
+        return record if all(map(is_there, needed)) else replace(record, state_path=None)
+
+    there = [row for row in rows if any(is_there(path) for path in (row.state_path, row.sampler_path) if path)]
     steps = parse_rows(log_dir / METRICS_FILE, metrics_from_row) if keep.best else []
-    users = {path: user for record in records for path in paths_of(record) if (user := _user(path, log_dir))}
-    chosen = choose(records, keep, {int(row["step"]): row for row in steps}, users)
+    users = {path: user for record in there for path in paths_of(record) if (user := _user(path, log_dir))}
+    reasons = choose([*map(usable, there)], keep, {int(row["step"]): row for row in steps}, users)
+    kept = [Kept(there[index], reason) for index, reason in reasons.items()]
     # A run that was moved has rows that name the same folder in two ways.
-    needed = {located(path, log_dir) for kept in chosen.kept for path in paths_of(kept.record)}
-    doomed = {path: record.name for record in chosen.doomed for path in paths_of(record)}
+    needed = {located(path, log_dir) for each in kept for path in paths_of(each.record)}
+    doomed = {path: row.name for row in rows for path in paths_of(row)}
     return Plan(
-        chosen.kept,
+        kept,
         [
             Doomed(path, name)
             for path, name in doomed.items()
-            if is_there(path) and located(path, log_dir) not in needed
+            if path not in deleted and located(path, log_dir) not in needed
         ],
     )
+
+
+def remaining(log_dir: Path) -> list[CheckpointRecord]:
+    """The rows of a run's checkpoints that were not deleted."""
+    deleted = _deleted(log_dir)
+    rows = parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
+    is_left = [not ({row.state_path, row.sampler_path} & deleted) for row in rows]
+    return [record for record, left in zip(load_checkpoints_file(log_dir), is_left, strict=True) if left]
+
+
+def _deleted(log_dir: Path) -> set[str | None]:
+    return {str(row.get("path")) for row in read_rows(log_dir / DELETED_FILE)}
 
 
 def _user(path: str, log_dir: Path) -> str | None:

@@ -169,6 +169,8 @@ def pruning_of(folder: Path, keep: str | None) -> Pruning:
             lies_at = located(doomed.path, run)
             if Path(lies_at).is_absolute() and folder not in Path(lies_at).parents:
                 continue  # it lies elsewhere: a copy of the run names what is the original's
+            if Path(lies_at).is_absolute() and not Path(lies_at).is_dir():
+                continue
             num_bytes = size_of(Path(lies_at)) if Path(lies_at).is_absolute() else None
             pruning.goes.append(Goes(run, doomed, lies_at, f"checkpoint {doomed.name}", num_bytes))
         named |= {path for record in load_checkpoints_file(run) for path in paths_of(record)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from stovetop.checkpoints import CheckpointRecord, load_checkpoints_file
+from stovetop.checkpoints import CheckpointRecord
 from stovetop.durable import parse_last_rows, parse_rows
 from stovetop.errors import StovetopError
 from stovetop.kitchen.phases import Listed, phases_in
@@ -19,6 +19,7 @@ from stovetop.reports.curves import Columns, Curve
 from stovetop.reports.standing import Standing, standing_of
 from stovetop.reports.timeline import CallRow, Timeline, TimeRow, calls_of, timeline_of, times_of
 from stovetop.reports.words import Said, said_in
+from stovetop.retention import remaining
 from stovetop.run_folder import EVENTS_FILE, METRICS_FILE, is_run, read_plan
 from stovetop.runs import read_config
 from stovetop.tracking.events import TEXT, Event, event_from_row, metrics_from_row
@@ -132,7 +133,7 @@ def contents_of(folder: Path) -> Contents:
         calls_of(curves),
         timeline_of(events),
         [Table(event.labels.get("title", ""), event.labels.get("text", "")) for event in events if event.name == TEXT],
-        part(lambda: load_checkpoints_file(folder), list[CheckpointRecord]()),
+        part(lambda: remaining(folder), list[CheckpointRecord]()),
         part(lambda: said_in(folder), list[Said]()),
         part(lambda: last_rollouts(folder, NUM_ROLLOUTS), list[RolloutRow]()),
         sorted(file.name for file in folder.iterdir() if file.suffix in (".png", ".md", ".html")),
