@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -424,6 +425,37 @@ def test_a_tracker_that_comes_back_during_the_run_gets_all(tmp_path: Path) -> No
     end(stream)
     assert [each for each in fake.got if isinstance(each, int)] == [0, 1, 2]
     assert fake.got[-1] == "closed"
+
+
+def test_a_run_that_could_not_be_opened_is_opened_under_another_key(tmp_path: Path) -> None:
+    keys, run = list[str](), tmp_path / "run"
+    run.mkdir()
+
+    def fails(choice: TrackerChoice, place: Place, /) -> Tracker:
+        keys.append(place.key)
+        raise ConnectionError
+
+    sender = Sender(run, FAKE, metrics=run / "metrics.jsonl", events=run / "events.jsonl", opens=fails)
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            sender.send()
+    assert len(set(keys)) == 2
+    assert json.loads((run / "tracker-wandb.json").read_text())["key"] == sender.sent.key
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb: pip install 'stovetop[wandb]'")
+def test_without_a_key_wandb_is_refused_with_the_next_step_and_asks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "from pathlib import Path; from stovetop.tracking.trackers import Place, TrackerChoice, open_tracker;"
+        "open_tracker(TrackerChoice('wandb', None), Place(None, 'run', '0123abcd', Path.cwd()))"
+    )
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "W&B has no key of yours; run `wandb login`" in ended.stderr
 
 
 def test_rows_that_a_resumed_run_logs_again_are_not_sent_again(tmp_path: Path) -> None:

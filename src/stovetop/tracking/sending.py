@@ -72,10 +72,7 @@ class Sender:
     def send(self) -> None:
         """All that the tracker has not got. What goes wrong there is raised, and what was sent is not sent again."""
         if self._tracker is None:
-            self._update(self.sent)  # so that the key is known here before it is there
-            self._tracker = self._opens(
-                self._choice, Place(self._choice.project, self._run.name, self.sent.key, self._run)
-            )
+            self._tracker = self._open()
             for event in parse_rows(self._events.path, event_from_row):
                 if event.name == CONFIG:
                     self._tracker.log_hparams({**event.values, **event.labels})
@@ -91,6 +88,17 @@ class Sender:
             if is_other(event):
                 self._send_other(self._tracker, event)
         self._tracker.sync()
+
+    def _open(self) -> Tracker:
+        """The key is known here before it is there. One with which nothing was sent is given up where opening fails:
+        libraries may take it for in use until the process ends."""
+        self._update(self.sent)
+        try:
+            return self._opens(self._choice, Place(self._choice.project, self._run.name, self.sent.key, self._run))
+        except BaseException:
+            if (self.sent.step, self.sent.num_others) == (-1, 0):
+                self._update(replace(self.sent, key=new_key()))
+            raise
 
     def close(self, *, failed: bool = False) -> None:
         """Ends the run at the tracker, as far as it was opened there."""
@@ -116,6 +124,11 @@ class Sender:
         self.sent = sent
 
 
+def new_key() -> str:
+    """Of a run, as trackers take it."""
+    return secrets.token_hex(4)
+
+
 def is_other(event: Event) -> bool:
     """Whether a tracker gets it, though it is no row of metrics: a text, or one that names a plot or a page."""
     return event.name == TEXT or _file_of(event) is not None
@@ -131,9 +144,9 @@ def _sent(file: Path, run: Path) -> Sent:
     try:
         sent = Sent(**json.loads(file.read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
-        return Sent(secrets.token_hex(4), str(run))
+        return Sent(new_key(), str(run))
     if sent.folder != str(run) and Path(sent.folder).is_dir():
-        return Sent(secrets.token_hex(4), str(run))
+        return Sent(new_key(), str(run))
     return replace(sent, folder=str(run))
 
 

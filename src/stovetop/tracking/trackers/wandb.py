@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from stovetop.errors import InvalidRequest
 from stovetop.extras import import_extra
 from stovetop.tracking.trackers import PROJECT, Place
 
@@ -47,6 +48,8 @@ class WandbTracker:
 
 def open_wandb(place: Place) -> WandbTracker:
     wandb = import_extra("wandb", "wandb")
+    if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):  # it would ask on the terminal
+        raise InvalidRequest("W&B has no key of yours; run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
     settings = wandb.Settings(console="off", silent=True, disable_git=True, init_timeout=30)
     run = wandb.init(
         project=place.project or PROJECT,
