@@ -1,5 +1,5 @@
-"""What became of the calls of a service, told to whoever listens: how long each took, and how many tokens it was about.
-Nothing is measured while nobody listens.
+"""What became of the calls of a service, told to listeners: how long each took, and how many tokens it was about.
+Nothing is measured while there is no listener.
 """
 
 import time

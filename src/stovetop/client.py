@@ -94,6 +94,7 @@ StatePath = Annotated[str, _PATH]
 FolderName = Annotated[str, Text("the name of a folder", is_path)]
 BaseModel = Annotated[str, Text("a model's name or the path of its folder, as a string", is_path)]
 Storage = Annotated[str | Path, AnyOf((Text("the path of a folder", is_path), Instance((Path,))))]
+OnCall = Annotated[Listener, Function(1, "(call) -> None, which is told of each call that is answered")]
 Preload = bool | Sequence[str]  # the names of base models; True: all that were named
 
 

@@ -123,6 +123,8 @@ VERBS: dict[str, list[Any]] = {
     "create_sampling_client.base_model": NO_MODEL,
     "create_sampling_client.retry_config": [5, {}],
     "create_sampling_client.record_stability_info": [None, 1, True],
+    "at.storage": [None, 5, b"folder", "", "a\0b", ["folder"]],
+    "listening.listener": [None, 5, "print", lambda: None],
     "close.status": [None, "done", 5],
     "close.detail": [5, b"why"],
 }

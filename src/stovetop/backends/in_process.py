@@ -28,13 +28,13 @@ from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds
 from stovetop.backends.sampling_client import InProcessSamplingClient, load_sampling_client
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns, clear_killed_saves
 from stovetop.backends.training_client import InProcessTrainingClient
-from stovetop.calls import Listener
 from stovetop.checks import checked
 from stovetop.client import (
     MAX_NAME,
     BaseModel,
     CloseStatus,
     ModelId,
+    OnCall,
     ServiceClient,
     StatePath,
     Storage,
@@ -113,7 +113,8 @@ class InProcessServiceClient(ServiceClient):
         service._bases = self._bases.at(service._storage)
         return service
 
-    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+    @checked
+    def listening(self, listener: OnCall) -> AbstractContextManager[None]:
         """See `client.ServiceClient.listening`."""
         return self._bases.calls.told_to(listener)
 

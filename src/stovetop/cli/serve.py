@@ -32,7 +32,7 @@ MAX_FILES = 20_000  # one connection a request that waits
 TOKENIZERS = "for_clients"  # below the storage
 LINE_EVERY_S = 60.0  # of what is going on, where the output is no terminal
 
-NEEDED = ("starlette", "uvicorn", "httptools", "google.protobuf", "zstandard", "jinja2", "prometheus_client")
+NEEDED = ("starlette", "uvicorn", "httptools", "google.protobuf", "zstandard", "prometheus_client")
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,19 @@ from stovetop.backends.remote.saves import OwnSaves, require_path
 from stovetop.backends.remote.tokenizers import tokenizer_of
 from stovetop.backends.remote.training import RemoteTrainingClient
 from stovetop.backends.remote.turns import Turn, Turns
-from stovetop.calls import Calls, Listener
+from stovetop.calls import Calls
 from stovetop.checks import checked
-from stovetop.client import BaseModel, CloseStatus, ModelId, ServiceClient, StatePath, Storage, Tokenizer, UserMetadata
+from stovetop.client import (
+    BaseModel,
+    CloseStatus,
+    ModelId,
+    OnCall,
+    ServiceClient,
+    StatePath,
+    Storage,
+    Tokenizer,
+    UserMetadata,
+)
 from stovetop.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -181,7 +191,8 @@ class RemoteServiceClient(ServiceClient):
         service._clients = weakref.WeakSet()
         return service
 
-    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+    @checked
+    def listening(self, listener: OnCall) -> AbstractContextManager[None]:
         """See `client.ServiceClient.listening`."""
         return self.calls.told_to(listener)
 
