@@ -55,7 +55,7 @@ class Paced:
         self, trajectories_G: Sequence[Trajectory], envs_G: Sequence[Env]
     ) -> Sequence[tuple[float, Metrics]]:
         enough = self.pace.num_graded + 8
-        for _ in range(60 * self.is_slow):
+        for _ in range(250 * self.is_slow):
             await asyncio.sleep(0.001)
             if self.pace.num_graded >= enough:
                 break
