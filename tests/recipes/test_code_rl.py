@@ -86,9 +86,9 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path):
 
 def test_a_warm_up_that_is_longer_than_the_run_is_refused(tmp_path: Path):
     config = replace(code_rl.PRESETS["small"], base_url="recording", log_path=str(tmp_path / "run"))
-    code_rl.check(replace(config, warmup_steps=40))
-    with pytest.raises(InvalidRequest, match=r"warmup_steps must be at most 40, the number of steps: 41"):
-        code_rl.check(replace(config, warmup_steps=41))
+    code_rl.check(replace(config, warmup_steps=16))
+    with pytest.raises(InvalidRequest, match=r"warmup_steps must be at most 16, the number of steps: 17"):
+        code_rl.check(replace(config, warmup_steps=17))
 
 
 def test_a_run_of_a_config_that_was_made_in_a_program(tmp_path: Path):

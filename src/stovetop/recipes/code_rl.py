@@ -208,11 +208,11 @@ PRESETS = {
         group_size=8,
         max_tokens=40,
         learning_rate=1e-4,
-        num_epochs=4,
-        max_steps=40,
+        num_epochs=2,
+        max_steps=16,
         ppo_epochs=1,
-        eval_every=10,
-        save_every=10,
+        eval_every=8,
+        save_every=8,
     ),
 }
 
