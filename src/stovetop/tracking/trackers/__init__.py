@@ -109,7 +109,7 @@ def check_trackers(text: str) -> list[TrackerChoice]:
     choices = parse_trackers(text)
     for choice in choices:
         kind = TRACKERS[choice.name]
-        require_extra(kind.extra, *kind.modules, why=f"the tracker {choice.name}")
+        require_extra(kind.extra, *kind.modules, why=f"for the tracker {choice.name},")
     return choices
 
 
