@@ -76,7 +76,7 @@ def test_the_field_says_how_many_stay_and_for_which_metrics_one_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-1", "two", "1.5", "all lowest:x", "lowest:x", "2 best:x", "2 lowest:", "²"]
+    "text", ["", "0", "-1", "two", "1.5", "all lowest:x", "lowest:x", "2 best:x", "2 lowest:", "²", "9" * 5000]
 )
 def test_a_field_of_another_form_is_refused_with_the_forms_there_are(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"keep_checkpoints must be all, or a number .* '2 lowest:test/nll'"):
@@ -289,6 +289,20 @@ def test_a_checkpoint_that_another_run_began_with_stays_and_its_folder_says_whos
     assert names_there(run) == ["000001", "000004"]
     rows = read_rows(run / USED_BY_FILE)
     assert [(row["path"], row["user"]) for row in rows] == [(str(Path(first).relative_to(run)), str(other))]
+
+
+def test_what_lies_behind_a_link_may_be_known_to_others_by_where_it_is_and_stays(tmp_path: Path) -> None:
+    config = supervised(tmp_path, "all")
+    train(config, SUPERVISED)
+    run = Path(config.log_path)
+    shutil.move(run / "checkpoints", tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    planned = plan(run, Keep(1))
+    assert planned.doomed == []
+    assert "others, maybe: it lies behind a link" in planned.kept[0].reason
+    begun_from = next(path for path in paths_of(load_checkpoints_file(run)[0]))
+    note_uses(tmp_path / "user", {"load_checkpoint_path": begun_from})
+    assert [row["path"] for row in read_rows(run / USED_BY_FILE)] == [str(Path(begun_from).relative_to(run))]
 
 
 def test_a_run_is_found_that_saved_a_checkpoint_at_a_server(tmp_path: Path) -> None:

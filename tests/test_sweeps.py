@@ -81,7 +81,7 @@ def test_a_longer_search_begins_with_the_points_of_a_shorter_one_and_each_has_ev
 
 
 def test_a_search_ends_where_there_are_no_further_points() -> None:
-    assert len(draw_points({"size": Choice(("4", "8"))}, 10)) == 2
+    assert len(draw_points({"size": Choice(("4", "8"))}, 10**6)) == 2
 
 
 def test_names_of_folders_are_safe_and_differ() -> None:
@@ -215,6 +215,41 @@ def digests(run: Path) -> list[object]:
     assert describe(folder).with_optimizer
     files = json.loads((folder / "manifest.json").read_bytes())["files"]
     return [files[name] for name in sorted(files) if name.endswith(".safetensors")]
+
+
+def test_where_no_run_comes_to_a_step_it_says_why_each_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert sweep(tmp_path / "s", "seed=0,1", f"load_checkpoint_path={tmp_path / 'empty'}") == 1
+    seen = capsys.readouterr()
+    assert "2 of 2 runs have failed" in seen.err
+    assert seen.err.count(str(tmp_path / "empty")) == 2
+    assert "there is no table: no run of this sweep has logged a step yet" in seen.out
+
+
+def test_a_damaged_run_has_no_value_and_hides_no_other(
+    swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(swept, folder)
+    (folder / "learning_rate=1e-3,seed=1" / "metrics.jsonl").write_text('garbage\n{"step": 1}\n')
+    assert main(["report", str(folder)]) == 1
+    seen = capsys.readouterr()
+    assert "1 of 2" in seen.out
+    assert "learning_rate=1e-3,seed=1" in seen.err
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize("change", [{"points": []}, {"points": 5}, {"points": [1]}, {"points": [{}]}, {"recipe": None}])
+def test_a_damaged_sweep_is_refused_with_the_next_step(
+    swept: Path, tmp_path: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = json.loads((swept / "sweep.json").read_bytes())
+    (tmp_path / "sweep.json").write_text(json.dumps(asked | change))
+    assert main(["report", str(tmp_path)]) == 2
+    assert sweep(tmp_path, "seed=0,1") == 1
+    assert capsys.readouterr().err.count("remove it, and give the command again") == 2
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -31,7 +31,10 @@ def home_of(path: str, log_dir: Path) -> Path | None:
 
 
 def user_of(path: str, home: Path) -> str | None:
-    """A run that uses this checkpoint, by its folder."""
+    """A run that uses this checkpoint, by its folder. What lies behind a link, outside of the run's own folder, may be
+    known to others by where it really is: it counts as used."""
+    if Path(path).is_absolute() and not Path(path).resolve().is_relative_to(home.resolve()):
+        return "others, maybe: it lies behind a link"
     within = _within(path, home)
     return next((str(row.get("user")) for row in read_rows(home / USED_BY_FILE) if row.get("path") == within), None)
 
@@ -86,12 +89,14 @@ def _checkpoints_named(text: str, user: Path) -> Iterator[tuple[str, Path]]:
         yield from ((text, folder) for folder in _beside(user) if _names(folder, text))
         return
     try:
-        path = Path(text).expanduser().resolve()
-        is_saved = (path / MANIFEST).is_file()
+        named = Path(text).expanduser().absolute()
+        paths = {named, named.resolve()}  # where a run's checkpoints are a link, the run is above the first alone
+        is_saved = (named / MANIFEST).is_file()
     except (OSError, RuntimeError, ValueError):  # no path
         return
-    if is_saved and (home := home_of(str(path), path)) is not None:
-        yield str(path), home
+    for path in paths if is_saved else ():
+        if (home := home_of(str(path), path)) is not None:
+            yield str(path), home
 
 
 def _beside(user: Path) -> Iterator[Path]:

@@ -70,7 +70,7 @@ def parse_keep(text: str) -> Keep:
         extreme, _, metric = word.partition(":")
         if metric and (extreme == "lowest" or extreme == "highest"):
             best.append(Best(extreme, metric))
-    if not (number.isascii() and number.isdigit() and int(number) >= 1) or len(best) < len(words):
+    if not (number.isascii() and number.isdigit() and len(number) < 10 and int(number) >= 1) or len(best) < len(words):
         raise InvalidRequest(f"keep_checkpoints must be {_FORM}: {text!r}")
     return Keep(int(number), tuple(best))
 

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from stovetop.errors import InvalidRequest
+from stovetop.reports.curves import Curve
+from stovetop.reports.drawing import DrawnCurve, line_plot
 from stovetop.tracking.plots import Line, mean_of_last, plot_lines
 
 
@@ -25,6 +27,12 @@ def test_the_same_lines_give_the_same_bytes(tmp_path: Path):
         for name in ("one.png", "two.png")
     ]
     assert pictures[0] == pictures[1]
+
+
+def test_a_run_that_has_diverged_has_a_plot(tmp_path: Path):
+    line = Line("loss", [0, 1, 2], [1e308, -1e308, float("inf")])
+    assert plot_lines(tmp_path / "x.png", [line], title="t", x_label="x", y_label="y").is_file()
+    assert "<svg" in line_plot([DrawnCurve("a", 0, Curve(np.array([0.0, 1.0]), np.array([1e308, -1e308])), None)])
 
 
 def test_a_running_mean_takes_the_last_n_and_leaves_out_what_is_not_finite():

@@ -157,7 +157,15 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["rewards > 0", "reward >", "reward = 'much'", "true); DROP TABLE x; SELECT (1", "reward > 0; SELECT 1", ")"],
+    [
+        "answer = (SELECT content FROM read_text('/etc/passwd'))",
+        "rewards > 0",
+        "reward >",
+        "reward = 'much'",
+        "true); DROP TABLE x; SELECT (1",
+        "reward > 0; SELECT 1",
+        ")",
+    ],
 )
 def test_a_condition_that_is_none_is_refused_with_what_it_may_use(tmp_path: Path, where: str) -> None:
     write_rollouts(tmp_path, [row()])

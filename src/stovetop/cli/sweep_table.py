@@ -6,6 +6,7 @@ from typing import Literal
 
 from stovetop.cli.tables import print_table
 from stovetop.durable import write_file
+from stovetop.errors import StovetopError
 from stovetop.reports.contents import contents_of
 from stovetop.reports.drawing import NUM_COLOURS
 from stovetop.reports.page import Lead, page_of
@@ -35,6 +36,9 @@ def show_sweep(folder: Path, asked: Asked, form: Form = "page", to: Path | None 
             print(title)
             print_table(table)
             print(f"the page: {_write_page(folder, results, title, to)}")
+    if results.damaged:
+        listed = "".join(f"\n  {each}" for each in results.damaged)
+        raise StovetopError(f"runs that are damaged have no value in the table:{listed}")
 
 
 def _write_page(folder: Path, results: Results, title: str, to: Path | None) -> Path:

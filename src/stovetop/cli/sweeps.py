@@ -13,12 +13,13 @@ from stovetop.cli.sweep_table import show_sweep
 from stovetop.cli.tables import print_table
 from stovetop.cli.words import Action
 from stovetop.client import ServiceClient
+from stovetop.durable import make_folders
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.kitchen.run_config import RunConfig
 from stovetop.run_folder import locked
 from stovetop.runs import at_info
 from stovetop.sweeps.points import Point, Values, draw_points, grid, name_of, parse_values
-from stovetop.sweeps.running import Asked, SweptRun, check_at_once, run_all, store_sweep
+from stovetop.sweeps.running import Asked, SweptRun, check_at_once, continued, run_all, store_sweep
 from stovetop.tracking.console import ConsoleSink, open_console, quiet
 
 if TYPE_CHECKING:
@@ -170,11 +171,18 @@ def _show_plan(plan: Plan) -> None:
 
 
 def _carry_out(plan: Plan, words: Sequence[str]) -> None:
-    asked = store_sweep(plan.folder, plan.asked)
+    continued(plan.folder, plan.asked)  # refused before anything is written
+    make_folders(plan.folder)
     failed: dict[Path, Exception] = {}
     with locked(plan.folder, "sweep", "folder"):
+        asked = store_sweep(plan.folder, plan.asked)
         run_interruptibly(_run(plan, failed), lambda: same_command(words))
-    show_sweep(plan.folder, asked)
+    try:
+        show_sweep(plan.folder, asked)
+    except StovetopError as error:
+        if not failed:
+            raise
+        print(f"there is no table: {error}")
     if failed:
         listed = "".join(f"\n  {folder}: {error}" for folder, error in failed.items())
         raise StovetopError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stovetop.reports.curves import Curve, is_logarithmic, smoothed, thinned
+from stovetop.tracking.plots import drawable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,7 +115,7 @@ def _figure(height: float, width: float = WIDTH) -> "Figure":
 
 
 def _draw(axes: "Axes", drawn: DrawnCurve, curve: Curve, colour: str, gid: str, *, is_faint: bool = False) -> None:
-    y = np.where(np.isfinite(curve.values), curve.values, math.nan)
+    y = drawable(np.where(np.isfinite(curve.values), curve.values, math.nan))
     marker = "o" if len(y) <= MARKED else None
     width, alpha = (0.8, 0.35) if is_faint else (1.6, 1.0)
     axes.plot(curve.steps, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3, gid=gid)

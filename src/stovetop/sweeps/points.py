@@ -15,6 +15,7 @@ from typing import NamedTuple
 from stovetop.errors import InvalidRequest
 
 SEED_FIELD = "seed"  # not searched: every point is run with each of them
+MOST_MISSES = 1000  # in a row, of draws that were there already: fewer points differ than were asked for
 MAX_NAME = 120  # letters of a folder
 WIDE = 10.0  # a range whose ends differ by this factor or more is drawn from by its logarithm
 
@@ -92,11 +93,13 @@ def draw_points(fields: Mapping[str, Values], num: int, seed: int = 0) -> list[P
     if isinstance(seeds, Range):
         raise InvalidRequest("seed: name the seeds, each point is run with all of them: seed=0,1,2")
     points: dict[tuple[str, ...], Point] = {}
+    last_new = 0
     for number in itertools.count():
-        if len(points) == num or number == 100 * num:  # fewer differ than were asked for
+        if len(points) == num or number - last_new > MOST_MISSES:
             break
         drawn = {name: values.draw(random.Random(f"{seed}/{number}/{name}")) for name, values in searched.items()}
-        points.setdefault(tuple(drawn.values()), drawn)
+        if points.setdefault(tuple(drawn.values()), drawn) is drawn:
+            last_new = number
     own: list[dict[str, str]] = [{}] if seeds is None else [{SEED_FIELD: each} for each in seeds.values]
     return [{**point, **each} for point in points.values() for each in own]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.kitchen.phases import phases_in
-from stovetop.run_folder import is_run
+from stovetop.run_folder import CONFIG_FILE, is_run
 from stovetop.runs import RunRecord, load
 from stovetop.sweeps.points import WIDE, Point, without_seed
 from stovetop.sweeps.running import Asked
@@ -61,6 +61,7 @@ class Results(NamedTuple):
     is_less_better: bool
     rows: list[Row]  # the best first, those without a value last
     results: list[Result]
+    damaged: Sequence[str] = ()  # what is wrong with runs whose files cannot be read
 
     def best_first(self) -> list[Result]:
         """The runs, those without a value last."""
@@ -69,18 +70,23 @@ class Results(NamedTuple):
 
 def results_of(folder: Path, asked: Asked, metric: str | None = None, goal: str | None = None) -> Results:
     """What has come so far of the sweep in this folder, by this metric, or that which the sweep was begun with."""
-    records = {run: _records(run) for run in asked.folders(folder)}
+    damaged: list[str] = []
+    records = {run: _records(run, damaged) for run in asked.folders(folder)}
     metric = _metric(metric or asked.metric, [record for of_run in records.values() for record in of_run])
     goal = goal or asked.goal
     is_less_better = goal == "min" if goal is not None else any(word in metric for word in _LESS_IS_BETTER)
     results = [Result(point, run, _last(records[run], metric)) for run, point in asked.folders(folder).items()]
-    return Results(metric, is_less_better, _rows(results, is_less_better), results)
+    return Results(metric, is_less_better, _rows(results, is_less_better), results, damaged)
 
 
-def _records(run: Path) -> list[RunRecord]:
-    """Of the run and its phases, the last phase first; none where it has not begun."""
-    folders = [*reversed([phase.folder for phase in phases_in(run)]), run]
-    return [load(folder) for folder in folders if is_run(folder) and (folder / "config.json").is_file()]
+def _records(run: Path, damaged: list[str]) -> list[RunRecord]:
+    """Of the run and its phases, the last phase first; none where it has not begun, or is damaged."""
+    try:
+        folders = [*reversed([phase.folder for phase in phases_in(run)]), run]
+        return [load(folder) for folder in folders if is_run(folder) and (folder / CONFIG_FILE).is_file()]
+    except StovetopError as error:
+        damaged.append(f"{run}: {error}")
+        return []
 
 
 def _metric(wanted: str | None, records: Sequence[RunRecord]) -> str:

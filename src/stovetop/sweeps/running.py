@@ -4,11 +4,14 @@ is an adapter, and small steps of several share passes of the engine. A run that
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import TypeAdapter
 
 from stovetop.concurrency import map_together
-from stovetop.durable import make_folders, write_file
+from stovetop.durable import write_file
 from stovetop.errors import InvalidRequest
+from stovetop.run_folder import LOCK_FILE
 from stovetop.sweeps.points import Point, name_of
 from stovetop.tracking.configs import config_to_dict
 
@@ -49,19 +52,21 @@ def read_sweep(folder: Path) -> Asked:
     """Refused where there is none, or none that can be read."""
     file = folder / SWEEP_FILE
     try:
-        content: dict[str, Any] = json.loads(file.read_bytes())
-        return Asked(**{name: content[name] for name in Asked._fields})
+        asked = TypeAdapter(Asked).validate_python(json.loads(file.read_bytes()))
+        if not (asked.points and all(asked.points)):
+            raise ValueError("no points")
+        return asked
     except FileNotFoundError as error:
         raise InvalidRequest(
             f"there is no sweep in this folder; `stovetop sweep RECIPE ...` makes one: {folder}"
         ) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise InvalidRequest(f"{file} cannot be read ({error!r}); remove it, and give the command again") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{file} cannot be read ({error}); remove it, and give the command again") from error
 
 
-def store_sweep(folder: Path, asked: Asked) -> Asked:
-    """Writes sweep.json. A sweep that is there goes on, with further points if there are any; one of another recipe, or
-    over other fields, is refused."""
+def continued(folder: Path, asked: Asked) -> Asked:
+    """With the points of a sweep that is there. One of another recipe, or over other fields, is refused, and so is a
+    folder with something else in it. Nothing is written."""
     if is_sweep(folder):
         before = read_sweep(folder)
         for what, old, new in (
@@ -72,14 +77,17 @@ def store_sweep(folder: Path, asked: Asked) -> Asked:
                 raise InvalidRequest(
                     f"there is another sweep in this folder, its {what}: {old}, not {new}; choose another: {folder}"
                 )
-        asked = asked._replace(
-            points=[*before.points, *(point for point in asked.points if point not in before.points)]
-        )
-    elif folder.is_dir() and any(folder.iterdir()):
+        return asked._replace(points=[*before.points, *(point for point in asked.points if point not in before.points)])
+    if folder.is_dir() and any(entry.name != LOCK_FILE for entry in folder.iterdir()):
         raise InvalidRequest(
             f"a sweep needs a folder of its own, and there is something else; choose another: {folder}"
         )
-    make_folders(folder)
+    return asked
+
+
+def store_sweep(folder: Path, asked: Asked) -> Asked:
+    """Writes sweep.json, in a folder that is locked, and returns what it says: see `continued`."""
+    asked = continued(folder, asked)
     write_file(folder / SWEEP_FILE, json.dumps(asked._asdict(), indent=1).encode())
     return asked
 

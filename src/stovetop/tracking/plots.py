@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; text and grid in greys.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_HIGHEST = 5e307  # of what is drawn: with margins, a plot of such is below the largest float
 _INK, _GRID = "#333333", "#E3E3E3"
 
 
@@ -117,7 +118,7 @@ def _written(figure: "Figure", path: Path) -> Path:
 
 def _draw(axes: "Axes", line: Line, colour: str, running_mean: int) -> None:
     x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
-    y = np.where(np.isfinite(y), y, math.nan)
+    y = drawable(np.where(np.isfinite(y), y, math.nan))
     marker = "o" if len(y) <= 40 else None
     if running_mean == 1:
         axes.plot(x, y, color=colour, linewidth=2, marker=marker, markersize=4, label=line.label)
@@ -125,6 +126,11 @@ def _draw(axes: "Axes", line: Line, colour: str, running_mean: int) -> None:
     axes.plot(x, y, color=colour, alpha=0.3, linewidth=1, marker=marker, markersize=3)
     label = f"{line.label}, mean of {running_mean}"
     axes.plot(x, mean_of_last(y, running_mean), color=colour, linewidth=2.2, label=label)
+
+
+def drawable(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """Where a run has diverged, the height of a plot itself must still be a number."""
+    return np.clip(values, -_HIGHEST, _HIGHEST)
 
 
 def mean_of_last(values: npt.NDArray[np.floating], num: int) -> npt.NDArray[np.floating]:

@@ -12,7 +12,7 @@ Shape suffixes: `N` tokens of a rollout, observed and sampled, in order; `A` tho
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -212,7 +212,7 @@ def find_rollouts(
     }
     wanted = {"grep": grep, "split": split, "prompt": prompt}
     told = [condition for condition, value in conditions.items() if value]
-    with _opened() as database:
+    with _opened(files) as database:
         source = f"{_source(files)} WHERE {' AND '.join(told) or 'true'}"
         values = {name: value for name, value in wanted.items() if value}
         select = ", ".join(FACTS)
@@ -236,7 +236,7 @@ def read_rollouts(found: Sequence[Facts]) -> list[RolloutRow]:
     keys = {"files": "file", "groups": "group_idx", "members": "traj_idx", "places": "place"}
     unnested = ", ".join(f"unnest(${name}) AS {column}" for name, column in keys.items())
     joined = f"{_source(files)} JOIN (SELECT {unnested}) USING (file, group_idx, traj_idx)"
-    with _opened() as database:
+    with _opened(files) as database:
         rows = _asked(database, f"SELECT {', '.join(COLUMNS)} FROM {joined} ORDER BY place", wanted)
     named_rows = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     return [RolloutRow(**{**each, **{name: json.loads(each[name]) for name in _JSON}}) for each in named_rows]
@@ -247,7 +247,7 @@ def last_rollouts(run: Path, limit: int = 32) -> list[RolloutRow]:
     trained = [file for file in rollout_files(run) if f"_{TRAIN}." in file.name]
     if not trained:
         return []
-    with _opened() as database:
+    with _opened(trained[-1:]) as database:
         query = f"SELECT file, {', '.join(FACTS)} FROM {_source(trained[-1:])} ORDER BY {_order('first')} LIMIT {limit}"
         rows = _asked(database, query, {})
     return read_rollouts([Facts(row[0], dict(zip(FACTS, row[1:], strict=True))) for row in rows])
@@ -260,10 +260,20 @@ def _order(order: Order) -> str:
     return orders[order] + _KEY
 
 
-def _opened() -> "DuckDBPyConnection":
+def _opened(files: Iterable[Path]) -> "DuckDBPyConnection":
+    """It reads these, and whatever a condition says, no other file and no network."""
     import duckdb
 
-    return duckdb.connect(config={"autoinstall_known_extensions": "false"})  # nothing is fetched from anywhere
+    database = duckdb.connect(config={"autoinstall_known_extensions": "false"})
+    folders = sorted({str(file.parent) for file in files})
+    database.execute(f"SET allowed_directories = [{', '.join(map(_quoted, folders))}]")
+    database.execute("SET enable_external_access = false")
+    return database
+
+
+def _quoted(text: str) -> str:
+    """As SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _source(files: Sequence[Path]) -> str:
@@ -277,7 +287,7 @@ def _source(files: Sequence[Path]) -> str:
     }
     parts: list[str] = []
     for suffix, reader in readers.items():
-        if listed := [f"'{str(file).replace(chr(39), chr(39) * 2)}'" for file in files if file.suffix == suffix]:
+        if listed := [_quoted(str(file)) for file in files if file.suffix == suffix]:
             parts.append(f"SELECT filename AS file, {names} FROM {reader.format('[' + ', '.join(listed) + ']')}")
     return f"({' UNION ALL '.join(parts)})"
 
