@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kitchen.stages.configs import SupervisedConfig, write_chats
+from processes import run_python
 from stovetop.backends import recording
 from stovetop.cli import main
 from stovetop.errors import InvalidRequest, MissingExtra, UnknownName
@@ -454,7 +454,8 @@ def test_without_a_key_wandb_is_refused_with_the_next_step_and_asks_nothing(
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))  # the process has another folder
+    ended = run_python("-c", program, cwd=tmp_path)
     assert "W&B has no key of yours; run `wandb login`" in ended.stderr
 
 
