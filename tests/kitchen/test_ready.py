@@ -41,8 +41,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class Paced:
-    """A group whose grading, if it is slow, waits for eight others, or some turns of the loop where none come: so what
-    is ready first does not depend on the machine."""
+    """A group whose grading, if it is slow, waits for eight others, until for some turns of the loop none has come: so
+    what is ready first does not depend on the machine."""
 
     builder: EnvGroupBuilder
     pace: Pace
@@ -54,11 +54,11 @@ class Paced:
     async def compute_group_rewards(
         self, trajectories_G: Sequence[Trajectory], envs_G: Sequence[Env]
     ) -> Sequence[tuple[float, Metrics]]:
-        enough = self.pace.num_graded + 8
-        for _ in range(250 * self.is_slow):
+        enough, seen, idle = self.pace.num_graded + 8, self.pace.num_graded, 0
+        while self.is_slow and self.pace.num_graded < enough and idle < 120:
             await asyncio.sleep(0.001)
-            if self.pace.num_graded >= enough:
-                break
+            idle = idle + 1 if self.pace.num_graded == seen else 0
+            seen = self.pace.num_graded
         self.pace.num_graded += 1
         return await self.builder.compute_group_rewards(trajectories_G, envs_G)
 
