@@ -162,10 +162,14 @@ def make_folders(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
 def delete_folder(path: Path) -> None:
     """Deletes a folder. After a crash at any point it is there as it was, or not at all."""
     with writing(path):
-        doomed = path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}")
-        path.rename(doomed)
+        doomed = put_aside(path)
         LOCAL_DISK.sync(path.parent)
         _remove(doomed)
+
+
+def put_aside(path: Path) -> Path:
+    """Where a folder is from now on that is to be deleted."""
+    return path.rename(path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}"))
 
 
 def _refuse_if_there(path: Path, overwrite: bool) -> None:

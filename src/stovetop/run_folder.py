@@ -14,14 +14,13 @@ import shutil
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
-from stovetop.durable import MANIFEST, clear_leftovers, make_folders, write_file, writing
+from stovetop.durable import MANIFEST, clear_leftovers, make_folders, put_aside, write_file, writing
 from stovetop.errors import InvalidRequest, UnknownName, listed
 
 if TYPE_CHECKING:
@@ -325,7 +324,7 @@ def _delete(path: Path, locks: ExitStack) -> None:
         for marked in path.rglob(MARK_FILE):
             if marked.parent != path:
                 within.enter_context(locked(marked.parent))
-        path.rename(path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:8]}"))
+        put_aside(path)
         try:
             path.mkdir()
             locks.enter_context(locked(path))

@@ -40,6 +40,7 @@ from stovetop.retention import Retention, parse_keep
 from stovetop.run_folder import (
     CONFIG_FILE,
     EVENTS_FILE,
+    LOGS_FILE,
     METRICS_FILE,
     BehaviorIfExists,
     Content,
@@ -284,7 +285,7 @@ def _logging_to(path: Path, console: ConsoleSink) -> Generator[None]:
     before = _OPEN.get()
     _OPEN.set((*before, path))
     logger = logging.getLogger("stovetop")
-    file = logging.FileHandler(path / "logs.log", encoding="utf-8")
+    file = logging.FileHandler(path / LOGS_FILE, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     shown = console.log_handler()
     shown.addFilter(lambda record: record.exc_info is None)  # tracebacks are for the file: the caller shows the error

@@ -7,6 +7,7 @@ import shlex
 import tempfile
 import webbrowser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -55,7 +56,7 @@ def rollouts(words: Sequence[str]) -> Action:
     parser.add_argument(
         "--grep", metavar="TEXT", default="", help="that the prompt or the answer has, as it is written"
     )
-    parser.add_argument("--step", metavar="N", type=_step, help="those of one step")
+    parser.add_argument("--step", metavar="N", type=partial(count, least=0), help="those of one step")
     parser.add_argument("--split", metavar="NAME", default="", help="train, or eval_NAME for those of an evaluator")
     parser.add_argument(
         "--prompt", metavar="DIGEST", default="", help="those of one prompt: the beginning of its digest"
@@ -78,12 +79,6 @@ def rollouts(words: Sequence[str]) -> Action:
 def _columns() -> str:
     lines = [", ".join(FACTS[start : start + 8]) for start in range(0, len(FACTS), 8)]
     return ",\n  ".join(lines)
-
-
-def _step(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 0: {text!r}")
-    return int(text)
 
 
 def _show(run: Path, options: argparse.Namespace) -> None:

@@ -19,10 +19,10 @@ def entry(kind: str, name: str, table: Mapping[str, T]) -> T:
     return table[name]
 
 
-def count(text: str) -> int:
-    """A number of things, of which there has to be one."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1: {text!r}")
+def count(text: str, least: int = 1) -> int:
+    """A number of things, of which there has to be one; or another number of them."""
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}: {text!r}")
     return int(text)
 
 

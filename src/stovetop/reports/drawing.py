@@ -66,7 +66,7 @@ def line_plot(curves: Sequence[DrawnCurve]) -> str:
         _draw(axes, each, thinned(each.curve), colour, f"line-{number}", is_faint=over is not None)
         if each.errors is not None and len(each.errors.steps) == len(each.curve.steps) <= MARKED:
             low, high = each.curve.values - each.errors.values, each.curve.values + each.errors.values
-            axes.vlines(each.curve.steps, low, high, color=colour, alpha=0.5, linewidth=1)
+            axes.vlines(each.curve.steps, drawable(low), drawable(high), color=colour, alpha=0.5, linewidth=1)
         if over is not None:
             _draw(axes, each, thinned(over), colour, f"smooth-{number}")
     if is_log:

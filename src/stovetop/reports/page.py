@@ -25,6 +25,7 @@ from stovetop.reports.views import (
     pages_of,
     parts_of,
     plots_of,
+    shown_of,
 )
 from stovetop.tracking.console import format_number
 from stovetop.tracking.page import html_page, templates, visible
@@ -44,10 +45,7 @@ class Lead(NamedTuple):
 
 def page_of(runs: Sequence[Contents], to: Path, lead: Lead | None = None) -> str:
     """The page, for this file: links are relative to it."""
-    parts = parts_of(runs)
-    whole = [
-        Shown(label, colour, run) for colour, (label, run) in enumerate(zip(_labels(parts, runs), runs, strict=True))
-    ]
+    whole = shown_of(runs)
     title = ", ".join(each.label for each in whole) if lead is None else lead.title
     body = (
         templates()
@@ -56,7 +54,7 @@ def page_of(runs: Sequence[Contents], to: Path, lead: Lead | None = None) -> str
             lead=None if lead is None else _lead(lead),
             runs=[_run(each, to) for each in whole],
             differences=differences(whole) if len(whole) > 1 else [],
-            parts=[_part(part, to) for part in parts],
+            parts=[_part(part, to) for part in parts_of(whole)],
             made_at=time.strftime("%Y-%m-%d %H:%M:%S"),
             rules={
                 "most_points": curves.MOST_POINTS,
@@ -73,14 +71,6 @@ def page_of(runs: Sequence[Contents], to: Path, lead: Lead | None = None) -> str
     if any(run.rollouts for each in runs for run in (each, *each.phases)):
         style, script = style + rollouts_css(), f"{script}\n{rollouts_script()}"
     return html_page(f"report: {title}", body, css=style, script=script)
-
-
-def _labels(parts: Sequence[Part], runs: Sequence[Contents]) -> list[str]:
-    """As the parts have them."""
-    found = {id(each.contents): each.label for part in parts for each in part.shown}
-    by_phase = {id(phase): run for run in runs for phase in run.phases}
-    found |= {id(by_phase[key]): label for key, label in list(found.items()) if key in by_phase}
-    return [found.get(id(run), run.name) for run in runs]
 
 
 def _lead(lead: Lead) -> dict[str, Any]:

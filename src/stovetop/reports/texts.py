@@ -12,10 +12,10 @@ from stovetop.reports.views import (
     Shown,
     differences,
     evaluation_steps,
-    labels_of,
     measured,
     pages_of,
     parts_of,
+    shown_of,
 )
 from stovetop.tracking.console import format_number, markdown_table
 from stovetop.tracking.events import encode_number
@@ -31,14 +31,14 @@ COLUMNS = ("metric", "first", "last", "lowest", "highest")  # of a table of metr
 
 def markdown_of(runs: Sequence[Contents]) -> str:
     """What the page says, but for the plots: metrics are a table with their first, last, lowest and highest value."""
-    labels = labels_of([run.standing.run for run in runs])
-    shown = [Shown(label, colour, run) for colour, (label, run) in enumerate(zip(labels, runs, strict=True))]
+    shown = shown_of(runs)
+    labels = [each.label for each in shown]
     blocks = [f"# Report: {', '.join(labels)}"]
     for each in shown:
         blocks += _run(each)
     if len(shown) > 1 and (different := differences(shown)):
         blocks += ["## What differs", markdown_table(["field", *labels], [[name, *cells] for name, cells in different])]
-    for part in parts_of(runs):
+    for part in parts_of(shown):
         blocks += _part(part)
     for each in shown:
         blocks += _words(each)

@@ -45,10 +45,14 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     return [str(folder.relative_to(common)) for folder in folders]
 
 
-def parts_of(runs: Sequence[Contents]) -> list[Part]:
-    """The runs themselves, as far as they have rows; then their phases, in order, those of one name together."""
+def shown_of(runs: Sequence[Contents]) -> list[Shown]:
+    """Each with the name and the colour that it has in all of a report."""
     labels = labels_of([each.standing.run for each in runs])
-    whole = [Shown(label, colour, run) for colour, (label, run) in enumerate(zip(labels, runs, strict=True))]
+    return [Shown(label, colour, run) for colour, (label, run) in enumerate(zip(labels, runs, strict=True))]
+
+
+def parts_of(whole: Sequence[Shown]) -> list[Part]:
+    """The runs themselves, as far as they have rows; then their phases, in order, those of one name together."""
     phases: dict[str, list[Shown]] = {}
     for each in whole:
         for phase in each.contents.phases:

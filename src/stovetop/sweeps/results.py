@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
+from stovetop.evaluation.estimates import mean_of_examples
 from stovetop.kitchen.phases import phases_in
 from stovetop.run_folder import CONFIG_FILE, is_run
 from stovetop.runs import RunRecord, load
@@ -43,15 +44,13 @@ class Row(NamedTuple):
     @property
     def mean(self) -> float:
         """NaN where no run has a value."""
-        return sum(self.values) / len(self.values) if self.values else math.nan
+        return mean_of_examples(self.values).value if self.values else math.nan
 
     @property
     def stderr(self) -> float:
-        """Of the mean, from the spread over seeds: s / sqrt(n). NaN for fewer than two values."""
-        num = len(self.values)
-        if num < 2:
-            return math.nan
-        return math.sqrt(sum((value - self.mean) ** 2 for value in self.values) / (num - 1) / num)
+        """Of the mean, from the spread over seeds. NaN for fewer than two values."""
+        stderr = mean_of_examples(self.values).stderr if self.values else None
+        return math.nan if stderr is None else stderr
 
 
 class Results(NamedTuple):
