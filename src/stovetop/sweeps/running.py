@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import TypeAdapter
-
 from stovetop.concurrency import map_together
 from stovetop.durable import write_file
 from stovetop.errors import InvalidRequest
@@ -50,6 +48,8 @@ def is_sweep(folder: Path) -> bool:
 
 def read_sweep(folder: Path) -> Asked:
     """Refused where there is none, or none that can be read."""
+    from pydantic import TypeAdapter
+
     file = folder / SWEEP_FILE
     try:
         asked = TypeAdapter(Asked).validate_python(json.loads(file.read_bytes()))
