@@ -30,7 +30,8 @@ A run keeps its last two checkpoints and the final one; the others are deleted o
 stays with it (policies, the reference), and so does one that another run begins with, is taught or judged by: that run
 notes it in `used_by.jsonl`, whose row may be removed by hand. `deleted.jsonl` says what was deleted. Of checkpoints at
 a server a run deletes those that it has saved since it was begun or resumed. `stovetop runs --du` says what takes the
-room, `stovetop prune RUN` frees it, also of what a killed process has saved and no row names.
+room, `stovetop prune RUN` frees it, also of what no row names: saved by hand, or by a process that was killed before it
+wrote the row. Of the latter a run that goes on deletes by itself what it has saved again.
 
 """
 

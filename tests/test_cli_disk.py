@@ -133,3 +133,10 @@ def test_what_takes_the_room_is_listed_the_largest_first(
     )
     assert main(["runs", str(tmp_path), "--du"]) == 0
     assert "stovetop prune RUN frees what a run does not need" in capsys.readouterr().out
+
+
+def test_of_a_run_that_has_lost_its_rows_what_their_copy_names_stays(run: Path) -> None:
+    before = names_of(run)
+    (run / "checkpoints.jsonl").unlink()
+    assert main(["prune", str(run), "--yes"]) == 0
+    assert names_of(run) == [name for name in before if name != "weights/by-the-way"]

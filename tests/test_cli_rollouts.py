@@ -78,7 +78,9 @@ def test_what_is_not_there_and_what_is_wrong_is_said(
 ) -> None:
     assert "no rollout fits all of this" in said(capsys, run, "--step", "7")
     assert said(capsys, run, "--step", "7", "--json") == ""
-    assert "may use: split, step" in said(capsys, run, "--where", "rewrd > 0", code=1)
+    for where in ("rewrd > 0", "reward <", "reward < 0; DROP TABLE x"):
+        assert "condition" in said(capsys, run, "--where", where, code=2)
+    assert "may use: split, step" in said(capsys, run, "--where", "rewrd > 0", code=2)
     assert "there is no run in this folder" in said(capsys, str(tmp_path), code=2)
     assert "is a folder" in said(capsys, run, "--html", str(tmp_path), code=2)
     (tmp_path / "other").mkdir()

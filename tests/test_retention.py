@@ -326,3 +326,22 @@ def test_a_note_that_cannot_be_written_is_said_and_the_run_begins(
     with open_run(tmp_path / "other", BegunFrom(first), console=False), caplog.at_level(logging.WARNING):
         pass
     assert "may be deleted by its run, which cannot be told of this one" in caplog.text
+
+
+# ---- what no row names -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_run_saved_without_a_row_goes_when_it_is_saved_again(tmp_path: Path) -> None:
+    """And what was saved by hand, or is used, stays."""
+    run = tmp_path / "run"
+    with recording.open_service(run) as service:
+        asyncio.run(save(service, run, 1, kept=2))
+        client = service.create_lora_training_client("any/model", rank=4, seed=0).result()
+        lost, used, by_hand = [client.save_state(name).result().path for name in ("000002", "000003", "mine")]
+        note_uses(tmp_path / "other", {"load_checkpoint_path": used})
+        asyncio.run(save(service, run, 1, kept=2))
+        assert [Path(path).is_dir() for path in (lost, used, by_hand)] == [False, True, True]
+        asyncio.run(save(service, run, 1, kept=2))
+    assert [Path(path).is_dir() for path in (lost, used, by_hand)] == [False, True, True]
+    assert names_there(run) == ["000002", "000003"]
+    assert next(row["path"] for row in read_rows(run / DELETED_FILE)) == lost

@@ -10,6 +10,9 @@ stay; what was deleted of them has a row in deleted.jsonl, `{"path": ..., "name"
 
 Deleted is only what lies in the folder of the run, or of the run that it is part of; and of a server's, what the
 process itself has saved, since a copy of a run names the same checkpoints as the original.
+
+A run that is killed between a save and its row leaves one that no row names. When the run goes on and has saved the
+same again, that goes too; `stovetop prune` deletes all that no row names, after saying so.
 """
 
 import logging
@@ -22,13 +25,13 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from stovetop.checkpoint_users import home_of, no_new_users, user_of
-from stovetop.checkpoints import CheckpointRecord, load_checkpoints_file, located
+from stovetop.checkpoints import COPY_FILE, CheckpointRecord, load_checkpoints_file, located
 from stovetop.client import ServiceClient
 from stovetop.concurrency import in_thread
 from stovetop.durable import MANIFEST, append_row, parse_rows, read_rows
 from stovetop.errors import CheckpointNotFound, InvalidRequest, StovetopError
 from stovetop.rules import Text
-from stovetop.run_folder import CHECKPOINTS_FILE, METRICS_FILE
+from stovetop.run_folder import CHECKPOINTS_FILE, METRICS_FILE, runs_within, saved_folders
 from stovetop.tracking.events import metrics_from_row
 
 log = logging.getLogger(__name__)
@@ -191,6 +194,17 @@ def remaining(log_dir: Path) -> list[CheckpointRecord]:
     return [record for record, left in zip(load_checkpoints_file(log_dir), is_left, strict=True) if left]
 
 
+def unnamed(folder: Path) -> list[Path]:
+    """What was saved into a run's folder, or that of a run within it, and is in no row of any of them, nor in the copy
+    of the rows: it was saved by hand, or the run was killed before the row was written."""
+    named: set[str] = set()
+    for run in runs_within(folder):
+        for file in (CHECKPOINTS_FILE, COPY_FILE):
+            rows = parse_rows(run / file, CheckpointRecord.from_dict)
+            named |= {located(path, run) for row in rows for path in paths_of(row)}
+    return [saved for run in runs_within(folder) for saved in saved_folders(run) if str(saved) not in named]
+
+
 def _deleted(log_dir: Path) -> set[str | None]:
     return {str(row.get("path")) for row in read_rows(log_dir / DELETED_FILE)}
 
@@ -209,6 +223,9 @@ class Retention:
         self._keep = parse_keep(keep_checkpoints)
         rows = parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
         self._of_before = {path for record in rows for path in paths_of(record)}
+        self._unnamed = (
+            unnamed(log_dir) if saved_folders(log_dir) else []
+        )  # before anything is saved that has no row yet
         self._said = set[str]()
 
     async def apply(self, service: ServiceClient) -> None:
@@ -222,6 +239,7 @@ class Retention:
         doomed = [each for each in planned.doomed if self._is_ours(each)]
         if doomed:
             self._say_what_is_not_known(planned)
+        doomed += self._saved_again()
 
         def remove(path: str) -> None:
             service.create_rest_client().delete_checkpoint_from_tinker_path(path).result()
@@ -231,6 +249,19 @@ class Retention:
                 delete(each, self._log_dir, remove)
             except (StovetopError, OSError) as error:
                 self._say("deletion", f"a checkpoint that is not needed any more stays, as may others: {error}")
+
+    def _saved_again(self) -> list[Doomed]:
+        """What a killed process has saved without a row, and this one has saved with one since."""
+        if not self._unnamed:
+            return []
+        rows = parse_rows(self._log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
+        paths = {path for record in rows for path in paths_of(record)} - self._of_before
+        again = {Path(path).parts[-2:] for path in paths}  # such as weights/000020
+        self._unnamed = [saved for saved in self._unnamed if saved.is_dir()]
+        still = set(unnamed(self._log_dir))
+        return [
+            Doomed(str(saved), saved.name) for saved in self._unnamed if saved in still and saved.parts[-2:] in again
+        ]
 
     def _is_ours(self, doomed: Doomed) -> bool:
         lies_at = located(doomed.path, self._log_dir)

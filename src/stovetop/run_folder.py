@@ -165,6 +165,11 @@ def is_run(path: Path) -> bool:
     return isinstance(config.get("class"), str) and isinstance(config.get("config"), dict)
 
 
+def runs_within(folder: Path) -> list[Path]:
+    """A run's folder, and those of the runs in it."""
+    return [folder, *(mark.parent for mark in sorted(folder.rglob(MARK_FILE)) if mark.parent != folder)]
+
+
 def saved_folders(path: Path) -> list[Path]:
     """The folders that a service has saved into a run's folder, the latest last."""
     manifests = [file for file in (path / STATES_FOLDER).rglob(MANIFEST) if not file.parent.name.startswith(".")]

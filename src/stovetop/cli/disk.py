@@ -3,21 +3,21 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from stovetop.checkpoint_users import home_of, user_of
-from stovetop.checkpoints import load_checkpoints_file, located
+from stovetop.checkpoints import located
 from stovetop.cli.runs import run_in
 from stovetop.cli.tables import print_table
 from stovetop.cli.words import Action
 from stovetop.durable import delete_folder
 from stovetop.errors import InvalidRequest, StovetopError
-from stovetop.retention import DEFAULT_KEEP, Doomed, delete, parse_keep, paths_of, plan
-from stovetop.run_folder import MARK_FILE, STATES_FOLDER, is_run, locked, saved_folders
+from stovetop.retention import DEFAULT_KEEP, Doomed, delete, parse_keep, plan, unnamed
+from stovetop.run_folder import STATES_FOLDER, is_run, locked, runs_within, saved_folders
 from stovetop.runs import read_config
 from stovetop.tracking.rollout_rows import ROLLOUTS_FOLDER
 
@@ -143,7 +143,7 @@ def prune(words: Sequence[str]) -> Action:
 
 def _prune(folder: Path, keep: str | None, *, dry_run: bool, yes: bool) -> None:
     with ExitStack() as locks:
-        for run in {*_runs_within(folder), *(each for each in folder.parents if is_run(each))}:
+        for run in {*runs_within(folder), *(each for each in folder.parents if is_run(each))}:
             if not dry_run:
                 locks.enter_context(locked(run))
         pruning = pruning_of(folder, keep)
@@ -161,8 +161,7 @@ def _prune(folder: Path, keep: str | None, *, dry_run: bool, yes: bool) -> None:
 def pruning_of(folder: Path, keep: str | None) -> Pruning:
     """What of a run's checkpoints stays and what goes, and of those of the runs within it."""
     pruning = Pruning([], [])
-    named = set[str]()
-    for run in _runs_within(folder):
+    for run in runs_within(folder):
         planned = plan(run, parse_keep(keep or _keep_of(run)))
         pruning.stays.extend(Stays(run, kept.record.name, kept.reason) for kept in planned.kept)
         for doomed in planned.doomed:
@@ -173,18 +172,12 @@ def pruning_of(folder: Path, keep: str | None) -> Pruning:
                 continue
             num_bytes = size_of(Path(lies_at)) if Path(lies_at).is_absolute() else None
             pruning.goes.append(Goes(run, doomed, lies_at, f"checkpoint {doomed.name}", num_bytes))
-        named |= {path for record in load_checkpoints_file(run) for path in paths_of(record)}
-    for run in _runs_within(folder):
-        for saved in map(str, saved_folders(run)):
-            if saved not in named and user_of(saved, home_of(saved, run) or run) is None:
-                doomed = Doomed(saved, Path(saved).name)
-                pruning.goes.append(Goes(run, doomed, saved, "no checkpoint names it", size_of(Path(saved))))
+    for saved in unnamed(folder):
+        home = home_of(str(saved), folder) or folder
+        if user_of(str(saved), home) is None:
+            doomed = Doomed(str(saved), saved.name)
+            pruning.goes.append(Goes(home, doomed, str(saved), "no checkpoint names it", size_of(saved)))
     return pruning
-
-
-def _runs_within(folder: Path) -> Iterator[Path]:
-    yield folder
-    yield from (mark.parent for mark in sorted(folder.rglob(MARK_FILE)) if mark.parent != folder)
 
 
 def _keep_of(run: Path) -> str:

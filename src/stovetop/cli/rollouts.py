@@ -16,7 +16,15 @@ from stovetop.cli.tables import print_table
 from stovetop.cli.words import Action, count
 from stovetop.durable import write_file
 from stovetop.errors import InvalidRequest
-from stovetop.tracking.rollout_rows import FACTS, Facts, Order, find_rollouts, read_rollouts, rollout_files
+from stovetop.tracking.rollout_rows import (
+    FACTS,
+    Facts,
+    Order,
+    check_condition,
+    find_rollouts,
+    read_rollouts,
+    rollout_files,
+)
 
 if TYPE_CHECKING:
     from stovetop.tracking.rollout_rows import Found
@@ -73,6 +81,8 @@ def rollouts(words: Sequence[str]) -> Action:
     run = run_in(options.run)
     if options.html is not None and Path(options.html).is_dir():
         raise InvalidRequest(f"--html takes the name of a file, and this is a folder: {options.html!r}")
+    if options.where:
+        check_condition(options.where)
     return lambda: _show(run, options)
 
 

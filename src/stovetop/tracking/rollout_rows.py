@@ -187,6 +187,18 @@ def rollout_files(run: Path) -> list[Path]:
     return sorted(files.values(), key=lambda file: (file.parent, file.name))
 
 
+def check_condition(where: str) -> None:
+    """Refuses what is no condition on the columns of RolloutRow. No file is read: a condition may still fail on what is
+    in one, as `answer::INT > 3` does on a word."""
+    nothing = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
+    with _opened(()) as database:
+        _asked(database, f"SELECT true FROM (SELECT {nothing}) WHERE {_condition(where)}", {}, where)
+
+
+def _condition(where: str) -> str:
+    return f"({where}\n)"  # a line of its own: it may end in a comment
+
+
 def find_rollouts(
     run: Path,
     *,
@@ -205,7 +217,7 @@ def find_rollouts(
     if not files:
         return Found([], 0)
     conditions = {
-        f"({where}\n)": where,  # a line of its own: it may end in a comment
+        _condition(where): where,
         "(contains(prompt_text, $grep) OR contains(answer, $grep))": grep,
         "split = $split": split,
         "starts_with(prompt, $prompt)": prompt,
