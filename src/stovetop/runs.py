@@ -12,6 +12,7 @@
     workflow.json       the stages of the workflow that ran last, if one did: `kitchen/workflow.py`
     rollouts/           those of reinforcement learning, as rows: `tracking/rollout_rows.py`
     iteration_000012/   the first of them as pages
+    evaluations/        what evaluations measured, example by example: `tracking/evaluated.py`
     code.diff           what differed from the last commit when the run was begun, if git was there
     logs.log            the package's words
     trace.json          what ran when, where the run was asked for it, and trace_events.jsonl: `tracking/trace.py`
@@ -19,6 +20,7 @@
 Which weights a run goes on from is `checkpoints.resume_or_create`'s question.
 """
 
+import hashlib
 import json
 import logging
 import subprocess
@@ -54,6 +56,7 @@ from stovetop.run_folder import (
 )
 from stovetop.tracking.configs import Change, changeable_fields, changed_fields, class_path, config_to_dict
 from stovetop.tracking.console import Bar, ConsoleSink, markdown_table, open_console
+from stovetop.tracking.evaluated import drop_evaluations, step_evaluated_here
 from stovetop.tracking.events import Event, EventStream, Sink, event_from_row, metrics_from_row, step_of_row
 from stovetop.tracking.plots import Line, plot_lines
 from stovetop.tracking.rollout_rows import drop_rollouts
@@ -398,9 +401,16 @@ class Run:
             log.warning("%d rows of %s are of no use and left out: %s", loaded.num_left_out, dataset, reasons)
 
     @property
-    def next_step(self) -> int:
-        """The step whose row comes next."""
-        return self._last_step + 1
+    def evaluated_step(self) -> int:
+        """Of an evaluation that runs: the step that begins with the weights that it measures, as
+        `tracking.evaluated.evaluating` says; else the step whose row comes next."""
+        step = step_evaluated_here()
+        return self._last_step + 1 if step is None else step
+
+    @property
+    def config_digest(self) -> str:
+        """Equal for equal configs."""
+        return hashlib.sha256(self._config_json).hexdigest()[:16]
 
     def store_config(self) -> None:
         """Writes config.json. `start_at` does it where the config is of another length than the run was: one that its
@@ -411,7 +421,8 @@ class Run:
         """Call it before the first step, with the step that a resumed run goes on from, and with how many it is to have
         in all, which `stovetop runs` and the report show. Rows of metrics.jsonl from
         there on belong to steps that run again: they are dropped, and metrics.jsonl.pre_resume_N keeps a copy. Their
-        events stay in events.jsonl, and `load` leaves them out. Their rollouts are removed."""
+        events stay in events.jsonl, and `load` leaves them out. Their rollouts are removed, and
+        what evaluations measured after `step`."""
         self.store_config()
         write_plan(self.path, Plan(num_steps, self._columns))
         file = self.path / METRICS_FILE
@@ -425,6 +436,7 @@ class Run:
                 "dropped %d rows of %s from step %d on, which run again", len(rows) - len(kept), METRICS_FILE, step
             )
         drop_rollouts(self.path, step)
+        drop_evaluations(self.path, step)
         self._last_step = _last_step(kept)
         if step > 0 or any(event.step is not None for event in _read_events(self.path)):
             self.stream.emit(_RESUME, step=step, num_rows_dropped=len(rows) - len(kept))

@@ -23,9 +23,11 @@ from stovetop.evaluation.example_set import (
     mean_scores,
 )
 from stovetop.evaluation.problems import ProblemSet
-from stovetop.evaluation.rows import ExampleRow, Sample, open_rows, read_rows
+from stovetop.evaluation.rows import ExampleRow, RunRows, Sample, open_rows, read_rows
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.rl.problem_env import answer_builders
+from stovetop.runs import Run, open_run
+from stovetop.tracking.evaluated import evaluating
 
 RENDERER = ChatTemplateRenderer(ByteTokenizer())
 LETTERS = "abcdef"
@@ -155,6 +157,48 @@ def test_inside_a_recipe_a_set_reports_each_metric_with_its_standard_error(sampl
     assert metrics["inline/scripted/pass@1/stderr"] == 0.5
     one = asyncio.run(ExampleSetEvaluator(Scripted([3]))(sampler))
     assert "test/scripted/pass@1/stderr" not in one
+
+
+@dataclass(frozen=True)
+class Config:
+    """Of a run."""
+
+
+def inline(run: Run, example_set: Scripted, **settings: str) -> ExampleSetEvaluator:
+    return ExampleSetEvaluator(example_set, name="inline", keeps=RunRows(run, settings))
+
+
+async def at_step(step: int, evaluator: ExampleSetEvaluator, client: SamplingClient) -> dict[str, float]:
+    with evaluating(step):
+        return await evaluator(client)
+
+
+def test_inside_a_recipe_an_interrupted_evaluation_goes_on_by_example_with_the_weights_of_its_step(
+    sampler: SamplingClient, tmp_path: Path
+):
+    killed, again, later = Scripted([3, 1, 0], fails_after=2), Scripted([3, 1, 0]), Scripted([3, 1, 0])
+    with open_run(tmp_path / "run", Config(), console=False) as run, pytest.raises(RuntimeError, match="killed"):
+        asyncio.run(at_step(4, inline(run, killed), sampler))
+    with open_run(tmp_path / "run", Config(), console=False) as run:
+        run.start_at(4)
+        metrics = asyncio.run(at_step(4, inline(run, again), sampler))
+        assert metrics == asyncio.run(ExampleSetEvaluator(Scripted([3, 1, 0]), name="inline")(sampler))
+        asyncio.run(at_step(6, inline(run, later), sampler))
+    assert sorted(killed.asked + again.asked) == sorted(later.asked) == [("0", 0), ("1", 0), ("2", 0)]
+    kept = tmp_path / "run" / "evaluations"
+    assert [row.samples[0].answer for row in read_rows(kept / "000006_inline", "scripted")] == ["answer 0"] * 3
+    with open_run(tmp_path / "run", Config(), console=False) as run:
+        run.start_at(4)  # steps 4 and 5 run again: what was measured after them is not what will be
+    assert [folder.name for folder in kept.iterdir()] == ["000004_inline"]
+
+
+def test_inside_a_recipe_rows_that_were_measured_otherwise_are_replaced(sampler: SamplingClient, tmp_path: Path):
+    first, other = Scripted([3, 1]), Scripted([3, 1])
+    with open_run(tmp_path / "run", Config(), console=False) as run:
+        asyncio.run(inline(run, first, renderer="a")(sampler))
+        asyncio.run(inline(run, other, renderer="b")(sampler))
+    assert len(other.asked) == 2
+    assert len(read_rows(tmp_path / "run/evaluations/000000_inline", "scripted")) == 2
 
 
 def test_two_evaluations_are_compared_by_the_mean_score_of_each_example(sampler: SamplingClient):

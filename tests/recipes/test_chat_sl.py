@@ -12,7 +12,9 @@ import pytest
 
 from stovetop.backends import recording
 from stovetop.cli import main
+from stovetop.datasets import load_rows
 from stovetop.errors import InvalidRequest, StageFailed, UnknownName
+from stovetop.evaluation.rows import read_rows
 from stovetop.recipes import chat_sl, sl_basic
 from stovetop.runs import load
 
@@ -51,6 +53,9 @@ def test_problems_are_solved_before_training_now_and_then_and_at_the_end(tmp_pat
     rows = run_in(tmp_path / "run", *EVALS, "max_steps=5", "infrequent_eval_every=3", "eval_every=2")
     assert [row["step"] for row in rows if "inline/gsm8k/pass@1" in row] == [0, 3, 5]
     assert [row["step"] for row in rows if "test/nll" in row] == [0, 2, 4, 5]
+    kept = sorted(file.relative_to(tmp_path / "run").as_posix() for file in tmp_path.glob("run/evaluations/*/*.jsonl"))
+    assert kept == [f"evaluations/00000{step}_inline/gsm8k.jsonl" for step in (0, 3, 5)]
+    assert len(read_rows(tmp_path / "run/evaluations/000003_inline", "gsm8k")) == len(load_rows("sample:gsm8k"))
 
 
 @pytest.mark.slow

@@ -61,24 +61,8 @@ class Plan:
 
     def settings(self, loaded: LoadedSet, renderer_name: str | None = None) -> Settings:
         """What the rows of a set depend on. The renderer may be known only with the model."""
-        settings: dict[str, str | int | float | list[str] | None] = {
-            "weights": self.weights.shown,
-            "rows": [
-                " ".join(filter(None, (each.source, each.split, each.subset, each.digest or each.revision)))
-                for each in loaded.sources
-            ],
-        }
-        if renderer_name is not None:
-            settings["renderer"] = renderer_name
-        if loaded.is_sampled:
-            settings |= {
-                "num_samples": self.asking.num_samples,
-                "temperature": self.asking.temperature,
-                "max_tokens": loaded.answer_tokens(self.asking),
-            }
-        if loaded.needs == "judge" and self.judge is not None:
-            settings["judge"] = self.judge.shown
-        return settings
+        judge = {"judge": self.judge.shown} if loaded.needs == "judge" and self.judge is not None else {}
+        return {"weights": self.weights.shown, **loaded.settings(self.asking, renderer_name), **judge}
 
     def seeds_of(self, loaded: LoadedSet) -> tuple[int, ...]:
         """What is only read is the same with every seed."""

@@ -12,7 +12,7 @@ from stovetop.client import SamplingClient
 from stovetop.concurrency import map_together
 from stovetop.errors import InvalidRequest
 from stovetop.evaluation.estimates import Estimate, mean_of_examples, pass_at_k, ratio_of_examples
-from stovetop.evaluation.rows import ExampleRow, RowFile, RowKey, Sample
+from stovetop.evaluation.rows import ExampleRow, RowFile, RowKey, RunRows, Sample
 from stovetop.tracking.waiting import waiting_for
 
 NUM_AT_ONCE = 64  # examples that are asked about at the same time; the service batches them
@@ -136,14 +136,17 @@ async def evaluate(
 @dataclass(frozen=True, slots=True)
 class ExampleSetEvaluator:
     """A SamplingClientEvaluator, for recipes: a set on a cadence. Metrics are `<name>/<set>/<metric>`, with the
-    standard error as `<name>/<set>/<metric>/stderr`."""
+    standard error as `<name>/<set>/<metric>/stderr`. With `keeps`, each example's answers and scores are a row in the
+    run's folder, and an evaluation that was interrupted goes on with the examples that it has none of."""
 
     example_set: ExampleSet
     seeds: Sequence[int] = (0,)
     name: str = "test"
+    keeps: RunRows | None = None  # None: nothing is kept
 
     async def __call__(self, client: SamplingClient) -> dict[str, float]:
-        found = await evaluate(self.example_set, client, self.seeds)
+        file = None if self.keeps is None else self.keeps.open(self.name, self.example_set.name)
+        found = await evaluate(self.example_set, client, self.seeds, file=file)
         reported: dict[str, float] = {}
         for metric, (value, stderr) in found.metrics.items():
             reported[f"{self.name}/{found.name}/{metric}"] = value

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Self, cast
 
 from stovetop.durable import append_row, parse_rows, write_file, writing
 from stovetop.errors import InvalidRequest, StovetopError
+from stovetop.runs import Run
+from stovetop.tracking.evaluated import evaluation_folder
 
 Settings = Mapping[str, str | int | float | list[str] | None]
 
@@ -82,14 +84,33 @@ class RowFile:
         self._rows[row.key] = row
 
 
-def open_rows(folder: Path, name: str, settings: Settings) -> RowFile:
+def open_rows(folder: Path, name: str, settings: Settings, *, replaces: bool = False) -> RowFile:
     """The rows of a set in this folder, which is made if need be. Rows that were measured with other settings are
-    refused, with the setting that differs."""
-    refuse_other_settings(folder, name, settings)
+    refused, with the setting that differs; or removed, where the new ones are to replace them."""
+    if not replaces:
+        refuse_other_settings(folder, name, settings)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        if replaces and (read_settings(folder, name) is None or _other_settings(folder, name, settings)):
+            (folder / f"{name}.jsonl").unlink(missing_ok=True)
     write_file(folder / f"{name}.json", json.dumps(dict(settings), indent=1).encode())
     return RowFile(folder / f"{name}.jsonl", read_rows(folder, name))
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """Where the evaluators of a run keep what they measure, step by step: see `tracking.evaluated`."""
+
+    run: Run
+    settings: Settings  # what the rows depend on besides the weights
+
+    def open(self, evaluator: str, name: str) -> RowFile:
+        """The rows of a set, measured by an evaluator of this name with the weights as they are. Those that another
+        config has left for the same step are removed."""
+        step = self.run.evaluated_step
+        weights = f"step {step} of a run with the config {self.run.config_digest}"
+        folder = evaluation_folder(self.run.path, step, evaluator)
+        return open_rows(folder, name, {"weights": weights, **self.settings}, replaces=True)
 
 
 def read_rows(folder: Path, name: str) -> list[ExampleRow]:
@@ -99,17 +120,21 @@ def read_rows(folder: Path, name: str) -> list[ExampleRow]:
 
 def refuse_other_settings(folder: Path, name: str, settings: Settings) -> None:
     """Refuses to go on with rows of another model, other data or other sampling. What is not given is not compared."""
+    if differs := _other_settings(folder, name, settings):
+        raise InvalidRequest(
+            f"the rows of {name} in this folder were measured otherwise: {'; '.join(differs)}. Pass the same, or --out "
+            f"with another folder: {str(folder)!r}"
+        )
+
+
+def _other_settings(folder: Path, name: str, settings: Settings) -> list[str]:
+    """Those that the rows in this folder were not measured with, in words."""
     before = read_settings(folder, name)
     if before is None:
-        return
+        return []
     wanted = json.loads(json.dumps(dict(settings)))  # as it is read back
     changed = [key for key in wanted if before.get(key) != wanted[key]]
-    if changed:
-        differs = "; ".join(f"{key} was {before.get(key)!r} and is {wanted[key]!r}" for key in changed)
-        raise InvalidRequest(
-            f"the rows of {name} in this folder were measured otherwise: {differs}. Pass the same, or --out with "
-            f"another folder: {str(folder)!r}"
-        )
+    return [f"{key} was {before.get(key)!r} and is {wanted[key]!r}" for key in changed]
 
 
 def read_settings(folder: Path, name: str) -> dict[str, Any] | None:

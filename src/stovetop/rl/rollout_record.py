@@ -73,7 +73,8 @@ class RolloutRecord:
 
     async def keep_evaluation(self, name: str, rollouts: Rollouts) -> None:
         """Those of an evaluator of this name, with the weights that the next step begins with."""
-        await self._keep(eval_split(name), self.run.next_step, rollouts, {}, self.run.next_step)
+        step = self.run.evaluated_step
+        await self._keep(eval_split(name), step, rollouts, {}, step)
 
     async def _keep(
         self, split: str, step: int, rollouts: Rollouts, values: "_Values", policy_step: int | None

@@ -16,6 +16,7 @@ from stovetop.evaluation.example_set import ExampleSet, Ratio, Reported
 from stovetop.evaluation.labels import LabelEnv, LabelSet
 from stovetop.evaluation.pairwise import PairwiseSet
 from stovetop.evaluation.problems import CUT_OFF, ProblemSet
+from stovetop.evaluation.rows import Settings
 from stovetop.named_data import LeftOut, Published, Source, load_data
 from stovetop.preference.reward_model import PreferenceModel
 from stovetop.preference.types import Comparison, labeled_comparison_from_json
@@ -88,6 +89,24 @@ class LoadedSet:
     def answer_tokens(self, asking: Asking) -> int:
         """The longest answer."""
         return asking.max_tokens or self.max_tokens
+
+    def settings(self, asking: Asking, renderer_name: str | None) -> Settings:
+        """What its rows depend on besides the weights and a judge. The renderer may not be known yet."""
+        settings: dict[str, str | int | float | list[str] | None] = {
+            "rows": [
+                " ".join(filter(None, (each.source, each.split, each.subset, each.digest or each.revision)))
+                for each in self.sources
+            ],
+        }
+        if renderer_name is not None:
+            settings["renderer"] = renderer_name
+        if self.is_sampled:
+            settings |= {
+                "num_samples": asking.num_samples,
+                "temperature": asking.temperature,
+                "max_tokens": self.answer_tokens(asking),
+            }
+        return settings
 
 
 @dataclass(frozen=True, slots=True)

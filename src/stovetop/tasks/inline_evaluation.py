@@ -11,6 +11,7 @@ from stovetop.client import ServiceClient, TrainingClient
 from stovetop.data_record import record_data
 from stovetop.errors import InvalidRequest
 from stovetop.evaluation.example_set import ExampleSetEvaluator
+from stovetop.evaluation.rows import RunRows
 from stovetop.kitchen.stage import stage
 from stovetop.kitchen.stages.evaluation import Evaluators
 from stovetop.model_families import context_length
@@ -32,15 +33,22 @@ async def make_inline_evaluators(
     seed: int = 0,
 ) -> AsyncIterator[Evaluators]:
     """The sets that `inline_evals` names, with a space between them: one answer to each example. Metrics are
-    `inline/<set>/pass@1` and the like, with their standard errors. What grades ends with the workflow."""
+    `inline/<set>/pass@1` and the like, with their standard errors; each example's answer is a row in the run's folder,
+    `evaluations/<step>_inline/<set>.jsonl`. What grades ends with the workflow."""
     loaded = load_inline_evals(inline_evals, run.revisions)
     for each in loaded:
         record_data(run.path, f"inline {each.name}", each.sources)
     context = context_length(service, training_client)
     asking = Asking(temperature=temperature, max_tokens=max_tokens, context_tokens=context)
     with open_tools(loaded) as tools:
-        made = [each.make(renderer, asking, tools) for each in loaded]
-        yield Evaluators(sampling=tuple(ExampleSetEvaluator(each, (seed,), "inline") for each in made))
+        yield Evaluators(
+            sampling=tuple(
+                ExampleSetEvaluator(
+                    each.make(renderer, asking, tools), (seed,), "inline", RunRows(run, each.settings(asking, None))
+                )
+                for each in loaded
+            )
+        )
 
 
 def load_inline_evals(inline_evals: str | None, revisions: Mapping[str, str] | None = None) -> list[LoadedSet]:

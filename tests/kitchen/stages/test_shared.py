@@ -285,3 +285,15 @@ def test_evaluate_adds_to_the_row_and_at_the_end_there_is_a_row_of_its_own(clien
     asyncio.run(evaluation.evaluate_at_end(client, evaluators, run, STEPS))
     assert load(run.path).metrics == [{"step": 6, "progress": 1.0, "test/nll": 0.5}]
     assert emitted(run, "eval.complete") == [(3, {"test/nll": 0.5}), (6, {"test/nll": 0.5})]
+
+
+def test_an_evaluation_knows_its_step_though_a_loop_that_looks_ahead_logs_earlier_ones_later(
+    client: TrainingClient, run: Run
+) -> None:
+    async def which(_: TrainingClient) -> Metrics:
+        return {"step_of_it": run.evaluated_step}
+
+    evaluators = Evaluators(training=(which,))
+    assert run.evaluated_step == 0
+    assert asyncio.run(evaluation.evaluate(client, evaluators, run, Row(3))) == {"step_of_it": 3}
+    assert asyncio.run(evaluation.evaluate_at_end(client, evaluators, run, STEPS)) == {"step_of_it": 6}

@@ -10,6 +10,7 @@ from stovetop.kitchen.nodes import Positions
 from stovetop.kitchen.run import Row
 from stovetop.kitchen.stage import stage
 from stovetop.runs import Run
+from stovetop.tracking.evaluated import evaluating
 
 
 class Evaluators(NamedTuple):
@@ -35,7 +36,8 @@ def evaluates_at_end(evaluators: Evaluators, is_complete: bool, infrequent_evalu
 @stage(writes="evaluated")
 async def evaluate(training_client: TrainingClient, evaluators: Evaluators, run: Run, row: Row) -> Metrics:
     """Measures the weights as they are, and adds the numbers to the row."""
-    metrics = await run_evaluators(training_client, **evaluators._asdict())
+    with evaluating(row.step):
+        metrics = await run_evaluators(training_client, **evaluators._asdict())
     row.add(metrics)
     run.emit("eval.complete", step=row.step, **metrics)
     return metrics
@@ -62,11 +64,12 @@ async def evaluate_at_end(
     infrequent_evaluators: Evaluators = _NONE,
 ) -> Metrics:
     """Measures the final weights, also with what is measured less often, in a row of their own."""
-    metrics = await run_evaluators(
-        training_client,
-        training=evaluators.training + infrequent_evaluators.training,
-        sampling=evaluators.sampling + infrequent_evaluators.sampling,
-    )
+    with evaluating(positions.num_steps):
+        metrics = await run_evaluators(
+            training_client,
+            training=evaluators.training + infrequent_evaluators.training,
+            sampling=evaluators.sampling + infrequent_evaluators.sampling,
+        )
     run.log_metrics({"progress": 1.0, **metrics}, positions.num_steps)
     run.emit("eval.complete", step=positions.num_steps, **metrics)
     return metrics
