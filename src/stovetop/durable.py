@@ -192,16 +192,39 @@ def read_folder(path: Path) -> dict[str, bytes]:
     folder = _folder(path)
     files: dict[str, bytes] = {}
     for name, expected in _manifest_of(folder)["files"].items():
-        try:
+        with _reading(path, name):
             files[name] = (folder / name).read_bytes()
-        except OSError as error:
-            raise TornCheckpoint(f"the checkpoint lacks {name}; use an earlier one: {path}") from error
-        if hashlib.sha256(files[name]).hexdigest() != expected["sha256"]:
-            raise TornCheckpoint(
-                f"{name} of the checkpoint is damaged ({len(files[name])} bytes, {expected['bytes']} written); "
-                f"use an earlier one: {path}"
-            )
+        _compare(path, name, hashlib.sha256(files[name]).hexdigest(), len(files[name]), expected)
     return files
+
+
+def check_file(path: Path, name: str) -> bytes:
+    """Compares one file of a folder with its digest, without holding all of it in memory; the manifest is compared with
+    its own. Returns the SHA-256 of the file."""
+    folder = _folder(path)
+    expected = _manifest_of(folder)["files"].get(name)
+    with _reading(path, name), (folder / name).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        size = file.tell()
+    if name != MANIFEST:
+        _compare(path, name, digest.hexdigest(), size, expected or {"bytes": "not", "sha256": None})
+    return digest.digest()
+
+
+@contextmanager
+def _reading(path: Path, name: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TornCheckpoint(f"the checkpoint lacks {name}; use an earlier one: {path}") from error
+
+
+def _compare(path: Path, name: str, digest: str, size: int, expected: Mapping[str, Any]) -> None:
+    if digest != expected["sha256"]:
+        raise TornCheckpoint(
+            f"{name} of the checkpoint is damaged ({size} bytes, {expected['bytes']} written); use an earlier one: "
+            f"{path}"
+        )
 
 
 def _folder(path: Path) -> Path:

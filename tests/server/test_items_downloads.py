@@ -2,12 +2,14 @@
 Each test names its items."""
 
 import asyncio
+import hashlib
 import io
 import json
 import tarfile
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
@@ -20,7 +22,7 @@ from tinker.cli.__main__ import main_cli
 from engine import tiny
 from stovetop.backends import local
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.errors import NotFoundError
+from stovetop.errors import NotFoundError, TornCheckpoint
 from stovetop.server.protocol import Asked
 from stovetop.server.rest import download
 
@@ -101,6 +103,57 @@ def test_item_56_an_archive_has_all_files(server: Running, sdk: tinker.ServiceCl
         found = {member.name: archive.extractfile(member) for member in archive}
         read = {name: file.read() for name, file in found.items() if file is not None}
     assert read == {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_file_that_the_servers_disk_has_changed_is_not_sent_and_what_is_sent_comes_with_its_digest(
+    server: Running, sdk: tinker.ServiceClient
+) -> None:
+    client = made(sdk)
+    path = client.save_weights_external("flipped").result().path
+    urls = server.rest().get_external_weights_urls(path).result().urls
+    with server.http() as http:
+        archive = http.get(f"training_runs/{client.model_id}/checkpoints/external_weights/flipped/archive").json()
+    for url in urls.values():
+        with urllib.request.urlopen(url) as answer:
+            digest = b64encode(hashlib.sha256(answer.read()).digest()).decode()
+            assert answer.headers["repr-digest"] == f"sha-256=:{digest}:"
+    (folder,) = server.storage.glob("checkpoints/*/sampler_weights/flipped.*")
+    for name, url in urls.items():
+        whole = (folder / name).read_bytes()
+        flip_a_bit(folder / name)
+        for damaged in (url, archive["url"]):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(damaged)
+            with refused.value as answer:
+                said = answer.read().decode()
+            assert answer.code == 400
+            assert name in said
+            assert path.rpartition("/")[2] in said
+            assert str(server.storage) not in said
+        (folder / name).write_bytes(whole)
+        assert fetched(url) == whole
+
+
+def test_a_bit_that_was_changed_on_the_way_of_a_download_is_found_when_it_is_read(
+    server: Running, sdk: tinker.ServiceClient, service: InProcessServiceClient, tmp_path: Path
+) -> None:
+    path = made(sdk).save_weights_external("on_the_way").result().path
+    urls = server.rest().get_external_weights_urls(path).result().urls
+    for damaged in urls:
+        folder = tmp_path / damaged
+        folder.mkdir()
+        for name, url in urls.items():
+            (folder / name).write_bytes(fetched(url))
+        service.create_sampling_client(str(folder)).result()
+        flip_a_bit(folder / damaged)
+        with pytest.raises(TornCheckpoint, match=damaged):
+            service.create_sampling_client(str(folder)).result()
 
 
 def test_item_52_encryption_is_refused_by_name(server: Running, sdk: tinker.ServiceClient) -> None:

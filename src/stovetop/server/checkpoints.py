@@ -13,14 +13,15 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from stovetop.checks import take
 from stovetop.client import MAX_NAME, CheckpointName
-from stovetop.durable import LOCAL_DISK, MANIFEST, new_folder
+from stovetop.durable import LOCAL_DISK, MANIFEST, check_file, new_folder
 from stovetop.errors import CheckpointError, CheckpointExists, CheckpointNotFound, InvalidRequest
 from stovetop.futures import then
 from stovetop.rules import rule_of
@@ -90,10 +91,21 @@ class Checkpoints:
 
     def described(self, row: CheckpointRow) -> SavedState:
         """What it is of. Reads the disk."""
+        with self._place(row) as place:
+            return describe(place)
+
+    def checked(self, row: CheckpointRow, file: Path) -> bytes:
+        """The SHA-256 of one of its files, which is as it was written; others are refused. Reads all of it."""
+        with self._place(row) as place:
+            return check_file(place, file.name)
+
+    @contextmanager
+    def _place(self, row: CheckpointRow) -> Generator[Path]:
+        """Its folder. Clients know it by its path, so that is what errors within call it."""
         place = self._folders.at(row.folder)
         try:
-            return describe(place)
-        except (CheckpointError, InvalidRequest) as error:  # clients know it by its path
+            yield place
+        except (CheckpointError, InvalidRequest) as error:
             raise type(error)(str(error).replace(str(place), row.path)) from error
 
     # ---- saving ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import hashlib
 import json
 import secrets
 import time
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -217,7 +218,8 @@ async def archive_url(parts: Parts, asked: Asked) -> Answer:
 
 async def download(parts: Parts, asked: Asked) -> Answer:
     """What a link leads to. No key is asked for. The files stay until they are sent, if the checkpoint is deleted or
-    overwritten meanwhile."""
+    overwritten meanwhile. Before they are sent they are compared with their digests; that of a single file goes with it
+    (RFC 9530)."""
     link = bodies.read_query(bodies.Download, asked.query)
     parts.links.check(link)
     row = parts.checkpoints.find_signed(link.path, link.n)
@@ -226,11 +228,15 @@ async def download(parts: Parts, asked: Asked) -> Answer:
     try:
         files = await in_thread(partial(parts.checkpoints.files, row))
         if not link.file:
+            for file in files:
+                await in_thread(partial(parts.checkpoints.checked, row, file))
             shown = {"content-disposition": f'attachment; filename="{row.name}.tar"'}
             return Answer(tar(files), "application/x-tar", headers=shown, sent=sent)
         for file in files:
             if file.name == link.file:
-                return Answer(b"", "application/octet-stream", file=file, sent=sent)
+                digest = b64encode(await in_thread(partial(parts.checkpoints.checked, row, file))).decode()
+                headers = {"repr-digest": f"sha-256=:{digest}:"}
+                return Answer(b"", "application/octet-stream", file=file, sent=sent, headers=headers)
         raise NotFoundError(f"this checkpoint has no file of this name: {link.file!r}")
     except BaseException:
         await in_thread(sent)
