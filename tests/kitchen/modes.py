@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -183,6 +184,11 @@ class Killed:
         config = replace(self.config, log_path=str(copy))
         self.mode.train(config, seed=seed)
         return outcome(config.log_path)
+
+    def assert_same_after(self, copy: Path, seed: int = 0) -> None:
+        """Then the copy goes: all of a mode are half a gigabyte."""
+        assert self.resumed(copy, seed) == self.outcome
+        shutil.rmtree(copy)
 
 
 def kill_at_boundaries(

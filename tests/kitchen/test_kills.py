@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_at_the_boundary_of_a_stage_is_the_run_that_would_h
     killed: Killed, part: int
 ) -> None:
     for copy in (copy for copy in killed.copies if number_of(copy) % NUM_PARTS == part):
-        assert killed.resumed(copy, seed=part) == killed.outcome
+        killed.assert_same_after(copy, seed=part)
 
 
 # ---- runs that are stopped in other ways -----------------------------------------------------------------------------

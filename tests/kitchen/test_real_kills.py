@@ -107,7 +107,7 @@ def test_on_this_machine_a_run_killed_at_the_boundary_of_a_stage_is_the_run_that
     """Fifteen seconds for each workflow: each copy loads the model."""
     copies = random.Random(0).sample(killed.copies, 36)
     for copy in copies[part::12]:
-        assert killed.resumed(copy) == killed.outcome
+        killed.assert_same_after(copy)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ told after each guess. Two phases, of which the first is optional: SUPERVISED, o
 how the game is played; and REINFORCEMENT. A game becomes one datum.
 
     stovetop run guess_number          1024 numbers, ten guesses, and a model from the hub; no games are shown
-    stovetop run guess_number:small    30 numbers, told each time which are left, without a network
+    stovetop run guess_number:small    20 numbers, told each time which are left, without a network
 
 `rl_loop` shows the heart of the second phase as one flat loop, for games of one turn.
 """
@@ -134,26 +134,28 @@ async def train(config: Config, service: ServiceClient) -> None:
 
 
 PRESETS = {
-    # The games that are shown teach how to play, and little of how to win: their player heeds one hint in four.
+    # The games that are shown teach how to play, and little of how to win: their player heeds one hint in ten.
     "small": Config(
-        num_numbers=30,
-        test_size=6,
+        num_numbers=20,
+        test_size=4,
         max_turns=5,
-        hints="range",
+        hints="list",
         model_name="smollm2",
+        dtype="bfloat16",
         log_path="runs/guess_number_small",
         lora_rank=16,
         train_unembed=False,
         num_games=160,
-        attention=0.25,
-        groups_per_batch=12,
-        group_size=4,
+        attention=0.1,
+        games_batch_size=8,
+        groups_per_batch=8,
+        group_size=6,
         max_tokens=4,
-        learning_rate=2e-4,
-        num_epochs=8,
-        max_steps=16,
-        eval_every=8,
-        save_every=8,
+        learning_rate=5e-4,
+        num_epochs=9,
+        max_steps=18,
+        eval_every=9,
+        save_every=9,
     ),
 }
 

@@ -30,7 +30,7 @@ MAX_TOKENS = 8  # a guess takes five with its end of turn
 HIT_REWARD = 1.0
 MALFORMED_REWARD = -1.0
 
-Hints = Literal["direction", "range"]  # what is told after a guess: higher or lower, or all that is left
+Hints = Literal["direction", "list"]  # what is told after a guess: higher or lower, or every number that is left
 
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.1
@@ -98,8 +98,8 @@ def _rules(num_numbers: int, max_turns: int, hints: Hints) -> Message:
 
 
 def _hint(number: int, guess: int, left: range, hints: Hints) -> Message:
-    if hints == "range":
-        return Message(role="user", content=f"Mine is one of {left.start} to {left.stop - 1}.")
+    if hints == "list":
+        return Message(role="user", content=f"Mine is one of {', '.join(map(str, left))}.")
     return Message(role="user", content="Mine is higher." if number > guess else "Mine is lower.")
 
 
