@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stovetop.backends import recording
+from stovetop.checkpoint_users import being_read
 from stovetop.checkpoints import get_last_checkpoint, load_checkpoints_file, resume_or_create, save_checkpoint
 from stovetop.cli import main
 from stovetop.retention import paths_of
@@ -140,3 +141,11 @@ def test_of_a_run_that_has_lost_its_rows_what_their_copy_names_stays(run: Path) 
     (run / "checkpoints.jsonl").unlink()
     assert main(["prune", str(run), "--yes"]) == 0
     assert names_of(run) == [name for name in before if name != "weights/by-the-way"]
+
+
+def test_what_a_process_reads_is_left_and_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = str(load_checkpoints_file(run)[0].state_path)
+    with being_read(first):
+        assert main(["prune", str(run), "--yes"]) == 0
+    assert "1 are in use now and stay; the same command deletes them later" in capsys.readouterr().out
+    assert names_of(run) == [*LAST_TWO[:2], "weights/000001", *LAST_TWO[2:]]

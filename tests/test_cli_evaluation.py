@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stovetop.checkpoint_users import is_being_read
 from stovetop.checkpoints import load_checkpoints_file
 from stovetop.cli import main
 from stovetop.cli.weights import weights_of
@@ -151,6 +152,16 @@ def test_a_run_is_its_last_checkpoint_and_a_row_is_its_path(capsys: pytest.Captu
     assert last.sampler_path is not None
     assert weights_of("runs/mine") == (last.sampler_path, None, "mine-final")
     assert weights_of(str(last.sampler_path), "recording").model_path == last.sampler_path
+
+
+def test_while_it_is_evaluated_a_checkpoint_is_not_deleted_by_its_run(monkeypatch: pytest.MonkeyPatch):
+    assert main(["run", "sl_loop", "base_url=recording", "renderer_name=role_colon", "epochs=1"]) == 0
+    path = str(load_checkpoints_file("runs/sl_loop")[-1].sampler_path)
+    were_read: list[bool] = []
+    monkeypatch.setattr("stovetop.cli.evaluation.show_report", lambda *_, **__: were_read.append(is_being_read(path)))
+    assert main(["eval", "runs/sl_loop", *FAKE[1:], "--on", "sample:no_robots[:1]"]) == 0
+    assert were_read == [True]
+    assert not is_being_read(path)
 
 
 def test_other_words_are_models_and_paths_of_a_service(tmp_path: Path):

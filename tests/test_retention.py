@@ -16,7 +16,7 @@ from kitchen.stages.configs import RLConfig, SupervisedConfig, write_chats, writ
 from stovetop import durable
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.checkpoint_users import USED_BY_FILE, note_uses
+from stovetop.checkpoint_users import USED_BY_FILE, being_read, note_uses
 from stovetop.checkpoints import (
     CheckpointRecord,
     load_checkpoints_file,
@@ -326,6 +326,19 @@ def test_a_note_that_cannot_be_written_is_said_and_the_run_begins(
     with open_run(tmp_path / "other", BegunFrom(first), console=False), caplog.at_level(logging.WARNING):
         pass
     assert "may be deleted by its run, which cannot be told of this one" in caplog.text
+
+
+def test_a_checkpoint_stays_while_a_process_reads_it_and_goes_with_the_next_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with recording.open_service(run) as service:
+        first = asyncio.run(save(service, run, 1))[0]
+        with being_read(first):
+            asyncio.run(save(service, run, 1))
+            assert names_there(run) == ["000001", "000002"]
+        asyncio.run(save(service, run, 1))
+    assert names_there(run) == ["000003"]
+    with being_read(first), being_read("tinker://some/weights/000001"):
+        pass  # one that is gone, and a server's
 
 
 # ---- what no row names -----------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 the folder of the run that saved it, and the checkpoint stays (`retention.py`).
 
     used_by.jsonl    {"path": of the checkpoint, within this folder if it lies there, "user": a run's folder, "time"}
+
+Who needs one only while it runs, as an evaluation does, notes nothing: `being_read`.
 """
 
 import fcntl
@@ -9,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -48,6 +50,32 @@ def no_new_users(home: Path) -> Generator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def being_read(path: str) -> Generator[None]:
+    """Within, and while this process lives, the run that saved this checkpoint does not delete it. Of a server's that
+    cannot be said; one that is gone is the reader's to find out."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def is_being_read(path: str) -> bool:
+    """Whether a process is within `being_read` of it."""
+    with ExitStack() as stack:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # it is not here, or has no locks
+            return False
+        return False
 
 
 def note_uses(user: Path, settings: Mapping[str, object]) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from stovetop.checkpoint_users import home_of, no_new_users, user_of
+from stovetop.checkpoint_users import home_of, is_being_read, no_new_users, user_of
 from stovetop.checkpoints import COPY_FILE, CheckpointRecord, load_checkpoints_file, located
 from stovetop.client import ServiceClient
 from stovetop.concurrency import in_thread
@@ -293,14 +293,15 @@ class Retention:
         self._said.add(what)
 
 
-def delete(doomed: Doomed, log_dir: Path, remove: Callable[[str], None]) -> None:
-    """Removes it from where it lies now, unless a run has begun with it meanwhile, and adds the row that says so. What
-    was killed in between is done again."""
+def delete(doomed: Doomed, log_dir: Path, remove: Callable[[str], None]) -> bool:
+    """Removes it from where it lies now, unless a run has begun with it meanwhile, or a process is reading it, and adds
+    the row that says so: then True. What was killed in between is done again."""
     lies_at = located(doomed.path, log_dir)
     home = home_of(lies_at, log_dir) or log_dir
     with no_new_users(home):
-        if user_of(lies_at, home) is not None:
-            return
+        if user_of(lies_at, home) is not None or is_being_read(lies_at):
+            return False
         with suppress(CheckpointNotFound):  # it was deleted before, and the row is missing
             remove(lies_at)
         append_row(log_dir / DELETED_FILE, {**doomed._asdict(), "time": time.time()})
+    return True

@@ -152,10 +152,10 @@ def _prune(folder: Path, keep: str | None, *, dry_run: bool, yes: bool) -> None:
             return
         if not yes:
             _ask()
-        for each in pruning.goes:
-            delete(each.doomed, each.run, _remover(each))
-        freed = sum(each.num_bytes or 0 for each in pruning.goes)
-        print(f"deleted {len(pruning.goes)}, {shown_size(freed)}")
+        gone = [each for each in pruning.goes if delete(each.doomed, each.run, _remover(each))]
+        print(f"deleted {len(gone)}, {shown_size(sum(each.num_bytes or 0 for each in gone))}")
+        if left := len(pruning.goes) - len(gone):
+            print(f"{left} are in use now and stay; the same command deletes them later")
 
 
 def pruning_of(folder: Path, keep: str | None) -> Pruning:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stovetop.checkpoint_users import being_read
 from stovetop.checks import collecting
 from stovetop.cli.evaluation_report import Report, SetReport, reports_against, show_report
 from stovetop.cli.interrupts import run_interruptibly, same_command
@@ -177,7 +178,11 @@ async def _evaluate(plan: Plan) -> None:
     from stovetop import ServiceClient
     from stovetop.model_families import context_length_of
 
-    with ServiceClient(plan.base_url) as service, ExitStack() as stack:
+    with ExitStack() as stack:
+        for weights in (plan.weights, plan.judge):
+            if weights is not None and weights.model_path is not None:
+                stack.enter_context(being_read(weights.model_path))
+        service = stack.enter_context(ServiceClient(plan.base_url))
         client = await service.create_sampling_client(plan.weights.model_path, plan.weights.base_model)
         renderer_name, renderer = _renderer(client, plan.renderer_name)
         judge = None if plan.judge is None else await _open_judge(service, plan.judge)
