@@ -121,7 +121,7 @@ KEYS: Mapping[str, list[Key]] = {
     ],
     "Times": [
         Key("time/step", "since the row before: what a step takes where several overlap", SECONDS),
-        Key("time/total", "since this step began; in `rl_loop`, since the run did", SECONDS),
+        Key("time/total", "since this step began", SECONDS),
         Key("time/<verb>:total", "of the calls of this verb that were answered since the row before, each from when it was made, so with its time in the queue", SECONDS),
         Key("time/<verb>:<count, mean or max>", "of several calls of the verb: how many, and how long one took", "number; s"),
         Key("time/engine/<training, sampling or waiting>_share", "of the time of the step, where an engine runs in this process: in passes of training, in steps of sampling, without work", SHARE),
@@ -131,7 +131,12 @@ KEYS: Mapping[str, list[Key]] = {
         Key("time/engine/sampling_steps", "steps of sampling: a token for each request that runs", COUNT),
         Key("time/engine/adapters_moved", "adapters moved into or out of memory", COUNT),
         Key("time/engine/cached_share", "of the prompts' tokens: those that earlier prompts had computed", SHARE),
-        Key("time/<stage>", "in this stage of the step, as `stovetop describe` lists them; waiting included", SECONDS),
+        Key(
+            "time/<stage>",
+            "in this stage of the step, one before `log_step`, as `stovetop describe` lists them; waiting included. The flat "
+            "loops have no stages",
+            SECONDS,
+        ),
     ],
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ will do.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stovetop.client import SamplingClient, Tokenizer
 from stovetop.errors import InvalidRequest, RequestFailedError
@@ -104,12 +104,24 @@ class SamplingMessageCompleter:
     seed: int | None = None  # of every call; None: a fresh one each time
 
     async def __call__(self, messages: Sequence[Message]) -> Message:
+        return (await self.answer(messages)).message
+
+    async def answer(self, messages: Sequence[Message]) -> "SampledMessage":
+        """The message, and the tokens that it is made of."""
         stop = self.renderer.get_stop_sequences() if self.stop_condition is None else self.stop_condition
         params = SamplingParams(max_tokens=self.max_tokens, seed=self.seed, stop=stop, temperature=self.temperature)
         prompt = self.renderer.build_generation_prompt(messages)
         sequence = await _sample_one(self.sampling_client, prompt, params)
         message, _ = self.renderer.parse_response(sequence.tokens)
-        return Message(role="assistant", content=message["content"])
+        return SampledMessage(prompt, sequence, Message(role="assistant", content=message["content"]))
+
+
+class SampledMessage(NamedTuple):
+    """An answer to a chat."""
+
+    prompt: ModelInput
+    sequence: SampledSequence
+    message: Message
 
 
 async def _sample_one(client: SamplingClient, prompt: ModelInput, params: SamplingParams) -> SampledSequence:

@@ -1,4 +1,6 @@
 import asyncio
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +11,17 @@ from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture, resolved
 from stovetop.preference.evaluator import ComparisonPolicyEvaluator
 from stovetop.preference.types import Comparison
+from stovetop.rl.rollout_record import RolloutRecord
+from stovetop.runs import open_run
+from stovetop.tracking.rollout_rows import find_rollouts, read_rollouts
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 from .examples import RENDERER, Judge, comparison, texts
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    pass
 
 
 class Says:
@@ -109,3 +119,15 @@ def test_the_policy_is_whoever_is_evaluated(tmp_path):
 def test_an_evaluator_without_comparisons_is_refused():
     with pytest.raises(InvalidRequest, match="at least one comparison"):
         ComparisonPolicyEvaluator([], GOLDEN, RENDERER)
+
+
+def test_answers_are_kept_as_rollouts_beside_what_they_were_compared_with(tmp_path: Path):
+    with open_run(tmp_path, NoConfig(), console=False) as run:
+        record = RolloutRecord(run, RENDERER)
+        metrics = evaluate(Says("policy"), ITEMS, GOLDEN, name="test", record=record)
+    rows = read_rollouts(find_rollouts(tmp_path, split="eval_test").rollouts)
+    assert [row.reward for row in rows] == [1, 0, 0.75]
+    assert sum(row.reward for row in rows) / 3 == pytest.approx(metrics["test/win_rate"])
+    assert [row.turns[0]["logs"] for row in rows] == [{"reference": f"reference {index}"} for index in range(3)]
+    assert {row.chat[-1]["content"] for row in rows} == {"policy"}
+    assert (tmp_path / "iteration_000000" / "eval_test.html").is_file()

@@ -6,11 +6,12 @@ Shape suffix: `D` datums, a chosen answer at every even index and the rejected o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from stovetop.client import SamplingClient, TrainingClient
-from stovetop.completers import SamplingMessageCompleter
+from stovetop.completers import SampledMessage, SamplingMessageCompleter, TokensWithLogprobs
 from stovetop.concurrency import map_together, together
 from stovetop.errors import InvalidRequest
 from stovetop.preference.comparison_renderer import ComparisonRenderer
@@ -18,9 +19,11 @@ from stovetop.preference.loss_values import PreferenceLoss
 from stovetop.preference.reward_model import PreferenceModel, PreferenceModelFromChatRenderer, checked_score
 from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.renderers.base import Renderer
-from stovetop.renderers.messages import Content, Message
+from stovetop.renderers.messages import Content, Message, get_text_content
+from stovetop.rl.rollout_record import RolloutRecord
+from stovetop.rl.types import Trajectory, TrajectoryGroup, Transition
 from stovetop.supervised.logprobs import Logprobs
-from stovetop.types import Datum
+from stovetop.types import Datum, ModelInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class ComparisonPolicyEvaluator:
     content_preprocessor: Callable[[Content], Content] | None = None  # of the policy's answer, before it is judged
     name: str = ""  # before the metrics, with a slash; none without it
     seed: int | None = None  # of every answer; None: fresh ones each time
+    record: RolloutRecord | None = None  # keeps the answers of each round, with 0 to 1 as their reward; None: they go
 
     def __post_init__(self) -> None:
         if not self.comparisons:
@@ -91,18 +95,41 @@ class ComparisonPolicyEvaluator:
         policy = SamplingMessageCompleter(
             client, self.renderer, self.max_tokens, temperature=self.temperature, seed=self.seed
         )
-        scores = np.array(await map_together(lambda one: self._score(policy, one), self.comparisons, name="comparison"))
+        judged = await map_together(lambda one: self._judged(policy, one), self.comparisons, name="comparison")
+        if self.record is not None:
+            await self.record.keep_answers(self.name or "comparisons", [each.as_group() for each in judged])
+        scores = np.array([each.score for each in judged])
         prefix = f"{self.name}/" if self.name else ""
         return {
             f"{prefix}win_rate": float(scores.mean()),
             f"{prefix}stderr": float(scores.std() / np.sqrt(len(scores))),
         }
 
-    async def _score(self, policy: SamplingMessageCompleter, comparison: Comparison) -> float:
-        answer = await policy(comparison.prompt_conversation)
+    async def _judged(self, policy: SamplingMessageCompleter, comparison: Comparison) -> "_Judged":
+        answer = await policy.answer(comparison.prompt_conversation)
+        message = answer.message
         if self.content_preprocessor is not None:
-            answer["content"] = self.content_preprocessor(answer["content"])
-        return await preferred_to_reference(self.preference_model, comparison, answer, both_ways=self.both_ways)
+            message["content"] = self.content_preprocessor(message["content"])
+        score = await preferred_to_reference(self.preference_model, comparison, message, both_ways=self.both_ways)
+        return _Judged(comparison, answer, score)
+
+
+class _Judged(NamedTuple):
+    """What the policy has said to a prompt, and how often that was preferred."""
+
+    comparison: Comparison
+    answer: SampledMessage
+    score: float
+
+    def as_group(self) -> TrajectoryGroup:
+        """An episode of one turn; the answer that it was compared with is in its logs."""
+        prompt, sequence, message = self.answer
+        logprobs = None if sequence.logprobs is None else list(sequence.logprobs)
+        action = TokensWithLogprobs(list(sequence.tokens), logprobs, sequence.stop_reason)
+        reference = "\n".join(get_text_content(each) for each in self.comparison.completion_A)
+        turn = Transition(prompt, action, self.score, episode_done=True, logs={"reference": reference})
+        chat = [*self.comparison.prompt_conversation, message]
+        return TrajectoryGroup([Trajectory([turn], ModelInput.empty(), final_chat=chat)], [0.0], [{}])
 
 
 async def preferred_to_reference(

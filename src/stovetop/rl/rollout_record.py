@@ -69,23 +69,34 @@ class RolloutRecord:
         self, step: int, rollouts: Rollouts, trained_on: TrainedOn, policy_step: int | None = None
     ) -> None:
         """Those of a step, after its update. `policy_step` is how many steps the policy that played was trained."""
-        await self._keep(TRAIN, step, rollouts, _token_values(trained_on), policy_step)
+        await self._keep(TRAIN, step, _tagged(rollouts), _token_values(trained_on), policy_step)
 
     async def keep_evaluation(self, name: str, rollouts: Rollouts) -> None:
         """Those of an evaluator of this name, with the weights that the next step begins with."""
+        await self._keep_evaluation(name, _tagged(rollouts))
+
+    async def keep_answers(self, name: str, groups_P: Sequence[TrajectoryGroup]) -> None:
+        """Likewise, of an evaluator that plays without environments."""
+        await self._keep_evaluation(name, [(group, ()) for group in groups_P])
+
+    async def _keep_evaluation(self, name: str, tagged_P: "Sequence[_Tagged]") -> None:
         step = self.run.evaluated_step
-        await self._keep(eval_split(name), step, rollouts, {}, step)
+        await self._keep(eval_split(name), step, tagged_P, {}, step)
 
     async def _keep(
-        self, split: str, step: int, rollouts: Rollouts, values: "_Values", policy_step: int | None
+        self, split: str, step: int, tagged_P: Sequence["_Tagged"], values: "_Values", policy_step: int | None
     ) -> None:
         make = _Rows(self.renderer, split, step, policy_step, values, self._texts)
-        rows_P_G = [
-            make.of_group(group_idx, group, builder.logging_tags())
-            for group_idx, (builder, group) in enumerate(rollouts.owned_groups_P)
-        ]
+        rows_P_G = [make.of_group(group_idx, group, tags) for group_idx, (group, tags) in enumerate(tagged_P)]
         if rows_P_G:
             await in_thread(partial(_write, self.run.path, rows_P_G, self.num_groups_to_log))
+
+
+_Tagged = tuple[TrajectoryGroup, Sequence[str]]
+
+
+def _tagged(rollouts: Rollouts) -> list[_Tagged]:
+    return [(group, builder.logging_tags()) for builder, group in rollouts.owned_groups_P]
 
 
 def _write(run: Path, rows_P_G: Sequence[Sequence[RolloutRow]], num_shown: int) -> None:

@@ -23,6 +23,7 @@ from stovetop.preference.reward_model import PreferenceModel, PreferenceModelFro
 from stovetop.preference.types import LabeledComparison
 from stovetop.renderers import get_renderer
 from stovetop.renderers.base import Renderer
+from stovetop.rl.rollout_record import RolloutRecord
 from stovetop.rl.types import EnvGroupBuilder
 from stovetop.runs import Run
 from stovetop.supervised.data import ChatData
@@ -145,6 +146,7 @@ def make_win_rate_evaluators(
     max_tokens: int,
     temperature: float = 1.0,
     seed: int = 0,
+    rollout_record: RolloutRecord | None = None,
 ) -> Evaluators:
     """How often the judge prefers the policy's answers to the better ones of the comparisons that are held out."""
     better_as_a = [one.swap() if one.label == "B" else one for one in comparisons.test]
@@ -152,6 +154,13 @@ def make_win_rate_evaluators(
         return Evaluators()
     held_out = [one.comparison for one in better_as_a]
     evaluator = ComparisonPolicyEvaluator(
-        held_out, preference_model, renderer, max_tokens, temperature, name="test", seed=seed
+        held_out,
+        preference_model,
+        renderer,
+        max_tokens,
+        temperature,
+        name="test",
+        seed=seed,
+        record=rollout_record,
     )
     return Evaluators(sampling=(evaluator,))
