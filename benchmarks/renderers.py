@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from renderers import real_tokenizers
 from renderers.conversations import Features, conversation
 from renderers.oracle import as_openai, trl_template
-from stovetop.client import Tokenizer
 from stovetop.renderers import get_renderer
 from stovetop.renderers.messages import Message
+from stovetop.tokenizing import Tokenizer
 
 T = TypeVar("T")
 

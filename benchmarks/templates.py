@@ -19,11 +19,11 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import SupervisedExample
 from stovetop.renderers.messages import FunctionCall, Message, ThinkingPart, ToolCall
 from stovetop.renderers.template import ChatTemplateRenderer
+from stovetop.tokenizing import Tokenizer
 
 # words between < and > that are tokens in the families that write them: those that a model writes within its turn ...
 _OWN_TAGS = (

@@ -14,11 +14,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from renderers.families import FAMILIES
-from stovetop.client import Tokenizer
 from stovetop.renderers import get_renderer, supported_renderers
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import FunctionCall, Message, ThinkingPart, ToolCall, ToolSpec
 from stovetop.renderers.show import stretches
+from stovetop.tokenizing import Tokenizer
 
 PAGE = Path(__file__).parent / "renderers.md"
 

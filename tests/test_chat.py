@@ -9,10 +9,11 @@ import pytest
 from stovetop.backends import recording
 from stovetop.chat import COMMANDS, Chat
 from stovetop.cli import main
-from stovetop.client import SamplingClient, Tokenizer
+from stovetop.client import SamplingClient
 from stovetop.completers import PIECE_TOKENS
 from stovetop.futures import APIFuture, resolved
 from stovetop.renderers import get_renderer
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 Line = str | type[KeyboardInterrupt]

@@ -9,7 +9,7 @@ import pytest
 
 from stovetop.cli import main
 from stovetop.recipes import RECIPES, Recipe
-from stovetop.runs import read_config
+from stovetop.stored_configs import read_config
 
 OWN = '''
 """Opens a run."""

@@ -32,6 +32,7 @@ LINES = [
     ["evaluation", "distillation", "preference", "rl", "supervised", "evaluators"],
     [
         "runs",
+        "stored_configs",
         "data_record",
         "retention",
         "checkpoints",
@@ -47,11 +48,13 @@ LINES = [
     [
         "input_checks",
         "client",
+        "arguments",
         "calls",
         "futures",
         "losses",
         "sdk_differences",
         "saved_states",
+        "tokenizing",
         "types",
         "model_input",
         "tensors",

@@ -8,7 +8,6 @@ from transformers import AutoTokenizer
 from renderers import real_tokenizers
 from renderers.languages import chat, chatml
 from stovetop import hub
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_families import (
     ModelAttributes,
@@ -18,6 +17,7 @@ from stovetop.model_families import (
 )
 from stovetop.renderers import get_renderer, supported_renderers
 from stovetop.tokenizer import get_tokenizer
+from stovetop.tokenizing import Tokenizer
 
 RECOMMENDED = {
     "meta-llama/Llama-3.2-1B": "role_colon",

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 from processes import run_python
 from renderers.languages import chatml, save, thinking
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.client import Tokenizer
 from stovetop.errors import UnknownName
 from stovetop.model_families import recommended_renderer_name
 from stovetop.tokenizer import SafeEncoder, get_tokenizer
+from stovetop.tokenizing import Tokenizer
 
 BYTES = ByteTokenizer()
 

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, overload
 
-from stovetop.client import ServiceClient, TrainingClient, UserMetadata
+from stovetop.arguments import UserMetadata
+from stovetop.client import ServiceClient, TrainingClient
 from stovetop.concurrency import in_thread
 from stovetop.durable import MANIFEST, append_row, make_folders, parse_rows, read_folder, writing
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, TornCheckpoint

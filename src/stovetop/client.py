@@ -8,17 +8,17 @@ Some parameters are here because programs written for the Tinker SDK pass them. 
 process, its default is accepted and any other value refused, with the reason: `sdk_differences.py`.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
+from stovetop.arguments import AccessScope, CloseStatus, CustomLossFn, UserMetadata
 from stovetop.calls import Listener
 from stovetop.futures import APIFuture, ClientFuture
 from stovetop.losses import LossConfig
-from stovetop.rules import AnyOf, Function, Instance, Text, Whole
 from stovetop.sdk_differences import missing_attribute
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import (
     AdamOptimizerConfig,
     AdamParams,
@@ -39,107 +39,6 @@ from stovetop.types import (
     TrainingRunsResponse,
     WeightsInfoResponse,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-    CustomLossFn = Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
-else:
-    CustomLossFn = Annotated[
-        Callable[..., Any], Function(2, "of two arguments that is not async, (data, logprobs) -> (loss, metrics)")
-    ]
-
-UserMetadata = dict[str, str]
-CloseStatus = Literal["success", "errored", "interrupted"]
-AccessScope = Literal["owned", "accessible"]
-
-
-# What the arguments of verbs may be. Providers annotate theirs with these, and `checks.checked` holds calls to them.
-
-Prompt = Annotated[ModelInput, Instance((ModelInput,), "ModelInput.from_ints(tokens) makes one")]
-NumSamples = Annotated[int, Whole(1, 65_536, hint="for more, make several calls")]
-HowToSample = Annotated[SamplingParams, Instance((SamplingParams,), "SamplingParams(max_tokens=100)")]
-HowToStep = Annotated[AdamParams, Instance((AdamParams,), "AdamParams(learning_rate=1e-4)")]
-Ttl = Annotated[int, Whole(1)]  # seconds
-AtLeastNone = Annotated[int, Whole(0)]
-
-MAX_NAME = 200  # letters: with what is put around it while it is written, a name stays below the 255 of a file system
-
-
-def _name(of: str, also: str = "") -> Text:
-    signs = "".join(f"{sign!r}, " for sign in also)
-    return Text(
-        f"a {of}: letters, digits, {signs}'.', '_' and '-', at most {MAX_NAME}, the first a letter or digit",
-        lambda name: re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9.{also}_-]{{,{MAX_NAME - 1}}}", name) is not None,
-    )
-
-
-CheckpointName = Annotated[str, _name("checkpoint name")]
-ModelId = Annotated[str, _name("name of a client", ":")]  # as in session:train:0
-
-
-def is_local(base_url: str | None) -> bool:
-    """Whether a `base_url` names the engine in this process."""
-    return base_url in (None, "local")
-
-
-def is_path(text: str) -> bool:
-    """Whether a file system could have something of this name."""
-    pieces = text.encode().split(b"/")
-    return text != "" and "\0" not in text and len(text) < 4096 and all(len(piece) <= 255 for piece in pieces)
-
-
-_PATH = Text("the path of a checkpoint, as a string: what save_state or save_weights_for_sampler returned", is_path)
-StatePath = Annotated[str, _PATH]
-FolderName = Annotated[str, Text("the name of a folder", is_path)]
-BaseModel = Annotated[str, Text("a model's name or the path of its folder, as a string", is_path)]
-Storage = Annotated[str | Path, AnyOf((Text("the path of a folder", is_path), Instance((Path,))))]
-OnCall = Annotated[Listener, Function(1, "(call) -> None, which is told of each call that is answered")]
-Preload = bool | Sequence[str]  # the names of base models; True: all that were named
-
-
-class Tokenizer(Protocol):
-    """What the package asks of a tokenizer: the part of the transformers interface that it uses."""
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The end-of-text token: a sampled sequence may end with it whatever `stop` says. None if there is none."""
-        ...
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The token that a text begins with, where the family has one."""
-        ...
-
-    @property
-    def chat_template(self) -> str | dict[str, str] | None:
-        """The Jinja template of a chat; several by name; None if the model has none."""
-        ...
-
-    def __len__(self) -> int: ...
-    def get_added_vocab(self) -> dict[str, int]:
-        """The tokens that are matched as whole strings, before any others: control tokens are among them."""
-        ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Names of control tokens in it become these tokens: text that is not trusted goes through
-        `tokenizer.SafeEncoder`."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids. Tokens of an unfinished character become U+FFFD."""
-        ...
-
-    def convert_tokens_to_ids(self, tokens: str) -> int:
-        """The id of one token by its own name, such as <|im_end|>."""
-        ...
-
-    def apply_chat_template(
-        self, conversation: Sequence[Any], *, tokenize: bool, add_generation_prompt: bool = False, **template: Any
-    ) -> Any:
-        """A chat as the template writes it: text, or token ids with `tokenize`. Further arguments go to the
-        template."""
-        ...
 
 
 @runtime_checkable

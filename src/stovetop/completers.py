@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from stovetop.client import SamplingClient, Tokenizer
+from stovetop.client import SamplingClient
 from stovetop.errors import InvalidRequest, RequestFailedError
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import EncodedTextChunk, ModelInput, SampledSequence, SamplingParams, StopReason
 
 PIECE_TOKENS = 8  # drawn before they are shown; fewer show sooner, more cost fewer calls

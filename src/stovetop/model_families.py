@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stovetop.client import ServiceClient, Tokenizer, TrainingClient
+from stovetop.client import ServiceClient, TrainingClient
 from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.tokenizing import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

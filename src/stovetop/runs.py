@@ -25,19 +25,17 @@ import json
 import logging
 import subprocess
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat
 
 from stovetop.checkpoint_users import note_uses
-from stovetop.checkpoints import get_last_checkpoint, refuse_to_end_before
 from stovetop.concurrency import in_thread
 from stovetop.data_record import record_data, revisions_in
 from stovetop.durable import parse_rows, write_file
-from stovetop.errors import InvalidRequest, StovetopError, UnknownName, WriteFailed
+from stovetop.errors import InvalidRequest, UnknownName, WriteFailed
 from stovetop.retention import Retention, parse_keep
 from stovetop.run_folder import (
     CONFIG_FILE,
@@ -49,15 +47,16 @@ from stovetop.run_folder import (
     Plan,
     claimed,
     content_of,
-    is_run,
     run_path,
     settled,
     write_plan,
 )
-from stovetop.tracking.configs import Change, changeable_fields, changed_fields, class_path, config_to_dict
+from stovetop.stored_configs import ConfigT, StoredConfig, config_json, is_of_another_length, read_config, takes
+from stovetop.tracking.configs import Change, changed_fields, config_to_dict
 from stovetop.tracking.console import Bar, ConsoleSink, markdown_table, open_console
 from stovetop.tracking.evaluated import drop_evaluations, step_evaluated_here
 from stovetop.tracking.events import Event, EventStream, Sink, event_from_row, metrics_from_row, step_of_row
+from stovetop.tracking.log_file import logging_to
 from stovetop.tracking.plots import Line, plot_lines
 from stovetop.tracking.rollout_rows import drop_rollouts
 from stovetop.tracking.sending import Sender, TrackerSink
@@ -77,10 +76,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _MAX_REASON = 2000  # characters of what a run stopped with; logs.log has all of it
-_OPEN = ContextVar[tuple[Path, ...]]("open runs", default=())  # of this task: a run, and a phase of it
 _RESUME = "run.resume"  # an event: the run goes on from its step
 _OF_A_PROCESS = ("run.", "workflow.", "stage.")  # events of these say what a process did; without a step, all are kept
-ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -119,10 +116,10 @@ def open_run(
         path, content = opening.enter_context(claimed(log_path, behavior_if_exists))
         stored = _stored_settings(path, content) or settings
         changes = changed_fields(stored, settings)
-        if content is Content.RUN and not allow_config_changes and not _takes(path, type(config), stored, settings):
+        if content is Content.RUN and not allow_config_changes and not takes(path, type(config), stored, settings):
             settings, changes = stored, {}
-        to_store = _config_json(type(config), settings)
-        if not _is_of_another_length(type(config), changes):
+        to_store = config_json(type(config), settings)
+        if not is_of_another_length(type(config), changes):
             write_file(path / CONFIG_FILE, to_store)
         if content is not Content.RUN and (diff := _git_diff()) is not None:
             write_file(path / "code.diff", diff)
@@ -148,12 +145,6 @@ def sender_of(path: Path, choice: TrackerChoice) -> Sender:
     return Sender(path, choice, metrics=path / METRICS_FILE, events=path / EVENTS_FILE)
 
 
-def _is_of_another_length(config_class: "type[DataclassInstance]", changes: Mapping[str, Change]) -> bool:
-    """Whether a run that goes on is to be longer or shorter: it may have more behind it, which only its loop knows."""
-    changeable = changeable_fields(config_class)
-    return any(name in changeable and changeable[name].only_while for name in changes)
-
-
 def check_opening(
     log_path: str | Path, config: "DataclassInstance", behavior_if_exists: BehaviorIfExists = "resume"
 ) -> None:
@@ -163,7 +154,7 @@ def check_opening(
     behavior = settled(path, "resume" if behavior_if_exists == "ask" else behavior_if_exists)
     content = content_of(path)
     if behavior == "resume" and content is Content.RUN:
-        _takes(path, type(config), _stored_settings(path, content) or settings, settings)
+        takes(path, type(config), _stored_settings(path, content) or settings, settings)
 
 
 def _stored_settings(path: Path, content: Content) -> "Settings | None":
@@ -177,99 +168,6 @@ def _stored_settings(path: Path, content: Content) -> "Settings | None":
             return None
 
 
-def _takes(path: Path, config_class: "type[DataclassInstance]", stored: "Settings", settings: "Settings") -> bool:
-    """Whether a run takes a changed config; refused where it would learn something else. A finished run that is asked
-    for less than it has done keeps its own config: there is nothing to do."""
-    changes = changed_fields(stored, settings)
-    changeable = changeable_fields(config_class)
-    last = get_last_checkpoint(path)
-    sizes = {name: change for name, change in changes.items() if name in changeable and changeable[name].only_while}
-    others = [name for name in changes if name not in changeable]
-    if last is not None and last.final and sizes and not others and all(size.is_shorter for size in sizes.values()):
-        return False
-    unsafe = {
-        name: change
-        for name, change in changes.items()
-        if name not in changeable or not changeable[name].allows(stored, settings)
-    }
-    if unsafe:
-        listed = "\n".join(f"  {name}: {change}{_reason(name, changeable)}" for name, change in unsafe.items())
-        onwards = ""
-        if last is not None and "load_checkpoint_path" in settings:
-            onwards = f" To train on from here in a new run: load_checkpoint_path={last.state_path} and a new log_path."
-        raise InvalidRequest(
-            f"this run was begun with another config:\n{listed}\nTake the old values, choose another log_path, or "
-            f"begin afresh with behavior_if_exists=delete.{onwards} The run: {path}"
-        )
-    if "max_steps" in changes and last is not None and last.batch is not None and last.final is not True:
-        max_steps = settings["max_steps"]
-        if isinstance(max_steps, int):
-            refuse_to_end_before(last.batch, max_steps)
-    return True
-
-
-def _reason(name: str, changeable: Mapping[str, object]) -> str:
-    return f" (it may change {changeable[name]} only)" if name in changeable else ""
-
-
-class StoredConfig(NamedTuple):
-    """What a run was begun with."""
-
-    path: Path  # of the run
-    config_class: str  # "module:name"
-    config: "Settings"
-
-    def config_as(self, config_class: type[ConfigT]) -> ConfigT:
-        """The config as a value again, checked field by field."""
-        from pydantic import TypeAdapter, ValidationError
-
-        names = [field.name for field in fields(config_class)]
-        for name in self.config:
-            if name not in names:
-                raise UnknownName(f"field of {config_class.__name__}", name, names, hint=str(self.path))
-        try:
-            return TypeAdapter(config_class).validate_python(dict(self.config))
-        except ValidationError as error:
-            raise InvalidRequest(f"the config of {self.path} is no {config_class.__name__}: {error}") from error
-
-
-def _config_json(config_class: "type[DataclassInstance]", settings: "Settings") -> bytes:
-    return json.dumps({"class": class_path(config_class), "config": settings}, indent=1).encode()
-
-
-def read_config(path: Path) -> StoredConfig:
-    """That of the run in this directory; its rows and events are not read. Where the run is part of a larger one, as a
-    phase is, what lay in that lies there still: the larger one may have been moved."""
-    file = path / CONFIG_FILE
-    try:
-        text = file.read_bytes()
-        stored: object = json.loads(text)
-    except FileNotFoundError as error:
-        raise StovetopError(f"this is not a run, it has no {CONFIG_FILE}: {path}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise StovetopError(f"{file} cannot be read ({error}); restore it, or begin another run") from error
-    entries = cast("dict[str, object]", stored) if isinstance(stored, dict) else {}
-    config_class, config = entries.get("class"), entries.get("config")
-    if not isinstance(config_class, str) or not isinstance(config, dict):
-        raise StovetopError(
-            f'{file}, line 1: a run\'s config is {{"class": "module:name", "config": {{...}}}}; restore it, or begin '
-            f"another run. It holds: {text[:80]!r}"
-        )
-    return StoredConfig(path, config_class, _moved_with_the_whole(path, cast("Settings", config)))
-
-
-def _moved_with_the_whole(path: Path, config: "Settings") -> "Settings":
-    whole, before = path.resolve().parent, Path(str(config.get("log_path", ""))).parent
-    if not before.is_absolute() or before == whole or not is_run(whole):
-        return config
-    return {
-        name: str(whole / Path(value).relative_to(before))
-        if isinstance(value, str) and Path(value).is_relative_to(before)
-        else value
-        for name, value in config.items()
-    }
-
-
 def _git_diff() -> bytes | None:
     """The commit and what differs from it in the working directory; None outside a repository."""
     try:
@@ -278,45 +176,6 @@ def _git_diff() -> bytes | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return b"# commit " + commit + diff
-
-
-@contextmanager
-def _logging_to(path: Path, console: ConsoleSink) -> Generator[None]:
-    """While open, what the package logs goes to logs.log, and to the console unless the program shows it by itself; but
-    for what is said in the course of another run that is open too. Only the logger "stovetop" is touched, and left as
-    it was."""
-    before = _OPEN.get()
-    _OPEN.set((*before, path))
-    logger = logging.getLogger("stovetop")
-    file = logging.FileHandler(path / LOGS_FILE, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    shown = console.log_handler()
-    shown.addFilter(lambda record: record.exc_info is None)  # tracebacks are for the file: the caller shows the error
-    handlers = [file] if logging.getLogger().handlers else [file, shown]
-    with at_info():
-        for handler in handlers:
-            handler.addFilter(lambda _record: path in (_OPEN.get() or (path,)))
-            logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            for handler in handlers:
-                logger.removeHandler(handler)
-                handler.close()
-            _OPEN.set(before)  # not reset: a run may be left in another thread than it was entered in
-
-
-@contextmanager
-def at_info() -> Generator[None]:
-    """Within, the package says what it does. Runs that are open at once are opened within one of these: the first that
-    ends would end the words of the others."""
-    logger = logging.getLogger("stovetop")
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 # ---- a run that is open ----------------------------------------------------------------------------------------------
@@ -360,7 +219,7 @@ class Run:
 
     def __enter__(self) -> Self:
         with self._stack as opening:
-            opening.enter_context(_logging_to(self.path, self._console))
+            opening.enter_context(logging_to(self.path / LOGS_FILE, self._console))
             self.stream.emit("run.start", path=str(self.path))
             for name, change in self._changes.items():
                 self.stream.emit("run.config_changed", field=name, change=str(change))

@@ -14,12 +14,12 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Self, cast
 
-from stovetop.client import Tokenizer
 from stovetop.errors import UnknownName
 from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_tokenizer
 from stovetop.hub import asking
 from stovetop.model_families import TokenizerSource, tokenizer_source
 from stovetop.model_store import find_model, known_models
+from stovetop.tokenizing import Tokenizer
 
 _CUT = "\ufdd0"  # a Unicode noncharacter: no text means anything by it
 _AS_TYPED = "\ufdd1"  # after _CUT: somebody did write that character

@@ -34,7 +34,8 @@ from stovetop.kitchen import Finished, Phase, RunConfig, Workflow, run_phases, s
 from stovetop.kitchen.phases import check_phases, phases_in, plan_phases
 from stovetop.kitchen.stages.session import MODELS_FILE
 from stovetop.kitchen.workflows import PAIRWISE_REINFORCEMENT, REINFORCEMENT, REWARD_MODEL, SUPERVISED
-from stovetop.runs import Run, load, open_run, read_config
+from stovetop.runs import Run, load, open_run
+from stovetop.stored_configs import read_config
 from stovetop.tracking.events import Recorder
 
 FOLDERS = ("1_supervised", "2_reinforcement")

@@ -25,7 +25,8 @@ from stovetop.kitchen.phases import plan_phases
 from stovetop.kitchen.run_config import RunConfig
 from stovetop.recipes import RECIPES
 from stovetop.run_folder import is_run
-from stovetop.runs import Run, StoredConfig, load
+from stovetop.runs import Run, load
+from stovetop.stored_configs import StoredConfig
 from stovetop.tracking.configs import class_path, config_to_dict
 from test_docs import maker
 

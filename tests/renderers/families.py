@@ -13,8 +13,8 @@ from renderers import languages, real_tokenizers
 from renderers.conversations import Features
 from renderers.oracle import Oracle, trl_template
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.client import Tokenizer
 from stovetop.renderers.images import ImageProcessor
+from stovetop.tokenizing import Tokenizer
 
 
 def _as_it_is(text: str) -> str:

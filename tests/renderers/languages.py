@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from stovetop.client import Tokenizer
 from stovetop.renderers.base import Renderer, SupervisedExample
 from stovetop.renderers.messages import Message
+from stovetop.tokenizing import Tokenizer
 
 CORPUS = [
     "the end of the line\n\n",

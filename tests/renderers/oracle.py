@@ -19,8 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tml_renderers import chat as tml_chat
 
 from renderers.real_tokenizers import package_file
-from stovetop.client import Tokenizer
 from stovetop.renderers.messages import Message, ToolSpec, get_text_content, get_thinking
+from stovetop.tokenizing import Tokenizer
 
 TODAY = datetime(2025, 8, 5, tzinfo=UTC)  # what templates that write the date take for now
 

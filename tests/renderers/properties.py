@@ -15,9 +15,9 @@ from typing import NamedTuple
 from renderers.conversations import hostile
 from renderers.families import Family
 from renderers.languages import trained_tokens
-from stovetop.client import Tokenizer
 from stovetop.renderers.base import ParseTermination, Renderer, SupervisedExample, TrainOnWhat
 from stovetop.renderers.messages import Message, get_text_content, get_thinking
+from stovetop.tokenizing import Tokenizer
 
 
 @dataclass(frozen=True)

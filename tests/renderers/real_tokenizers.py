@@ -17,7 +17,7 @@ from tml_renderers import tokenizers as tml
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stovetop.client import Tokenizer
+from stovetop.tokenizing import Tokenizer
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHERS = [r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]

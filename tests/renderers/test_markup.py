@@ -6,7 +6,6 @@ import pytest
 from renderers import real_tokenizers
 from renderers.languages import chatml
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.client import Tokenizer
 from stovetop.renderers.base import ParseTermination
 from stovetop.renderers.markup import Markup, parse_marked_response, stream_marked_response
 from stovetop.renderers.messages import (
@@ -27,6 +26,7 @@ from stovetop.renderers.streaming import (
 )
 from stovetop.renderers.tool_calls import TaggedJson
 from stovetop.tokenizer import SafeEncoder
+from stovetop.tokenizing import Tokenizer
 
 FRAMED = Markup(calls=TaggedJson(), framed=True)
 BARE = Markup(calls=TaggedJson())

@@ -7,7 +7,6 @@ import pytest
 from renderers.families import FAMILIES
 from renderers.languages import chatml, save
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers import ImageProcessor, get_renderer, supported_renderers
 from stovetop.renderers.messages import Message
@@ -15,6 +14,7 @@ from stovetop.renderers.role_colon import RoleColonRenderer
 from stovetop.renderers.streaming import StreamingMessageHeader
 from stovetop.renderers.template import ChatTemplateRenderer
 from stovetop.tokenizer import get_tokenizer
+from stovetop.tokenizing import Tokenizer
 
 
 def make_own(tokenizer: Tokenizer, image_processor: ImageProcessor | None) -> RoleColonRenderer:

@@ -16,11 +16,11 @@ from renderers.languages import (
     trained_tokens,
 )
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import ParseTermination, TrainOnWhat
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall, UnparsedToolCall
 from stovetop.renderers.template import ChatTemplateRenderer
+from stovetop.tokenizing import Tokenizer
 
 LANGUAGES: dict[str, Callable[[], Tokenizer]] = {
     "bytes": ByteTokenizer,

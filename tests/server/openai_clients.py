@@ -14,8 +14,8 @@ from running import KEY, Running, running
 
 from stovetop.backends import recording
 from stovetop.backends.recording.byte_tokenizer import ByteTokenizer
-from stovetop.client import Tokenizer
 from stovetop.futures import APIFuture, ClientFuture, pending, resolved
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 HI = [{"role": "user", "content": "Hi"}]

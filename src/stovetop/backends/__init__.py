@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from stovetop.arguments import Storage, UserMetadata, is_local
 from stovetop.checks import checked_as
-from stovetop.client import ServiceClient, Storage, UserMetadata, is_local
+from stovetop.client import ServiceClient
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.rules import Text
 from stovetop.sdk_differences import require_neutral

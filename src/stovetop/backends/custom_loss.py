@@ -18,12 +18,12 @@ import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stovetop.arguments import CustomLossFn
 from stovetop.backends.accepted import settle
 from stovetop.backends.endings import Helper
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.backends.expected import Expected, enter, refuse_own_client
 from stovetop.checks import take
-from stovetop.client import CustomLossFn
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, InvalidRequest, ServiceClosed
 from stovetop.futures import APIFuture, pending, when_done

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeGuard
 
+from stovetop.arguments import MAX_NAME, BaseModel, CloseStatus, ModelId, OnCall, StatePath, Storage, UserMetadata
 from stovetop.backends.accepted import Check
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import (
@@ -29,17 +30,7 @@ from stovetop.backends.sampling_client import InProcessSamplingClient, load_samp
 from stovetop.backends.saved_runs import LiveRun, RunLabels, SavedRuns, clear_killed_saves
 from stovetop.backends.training_client import InProcessTrainingClient
 from stovetop.checks import checked
-from stovetop.client import (
-    MAX_NAME,
-    BaseModel,
-    CloseStatus,
-    ModelId,
-    OnCall,
-    ServiceClient,
-    StatePath,
-    Storage,
-    UserMetadata,
-)
+from stovetop.client import ServiceClient
 from stovetop.engine import ops
 from stovetop.errors import InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture, resolved, then, when_done

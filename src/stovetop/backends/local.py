@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from stovetop.arguments import Preload, Storage, UserMetadata
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.local_models import LocalModels
 from stovetop.backends.opened_base import to_preload
 from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.checks import checked_as
-from stovetop.client import Preload, Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.errors import CheckpointError, InvalidRequest

@@ -4,8 +4,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from stovetop.arguments import is_path
 from stovetop.checks import take
-from stovetop.client import is_path
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_store import Download, canonical_name, check_findable, find_model, is_findable, known_models
 from stovetop.rules import Text

@@ -11,18 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from stovetop.arguments import Preload
 from stovetop.backends.endings import Crew, stop, wait_for
 from stovetop.backends.engine_thread import CLOSED, EngineThread
 from stovetop.backends.pending_saves import PendingSaves
 from stovetop.backends.queues import QueueBounds
 from stovetop.calls import Calls
-from stovetop.client import Preload, Tokenizer
 from stovetop.engine import ops
 from stovetop.errors import CheckpointError, InvalidRequest, ServiceClosed, UnknownName
 from stovetop.futures import APIFuture, refuse_in_fork
 from stovetop.input_checks import ModelLimits
 from stovetop.model_store import canonical_name
 from stovetop.saved_states import SavedState
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import LoraConfig
 
 

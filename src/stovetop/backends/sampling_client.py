@@ -8,17 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from stovetop.arguments import AtLeastNone, HowToSample, NumSamples, Prompt, Storage
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, check_base
 from stovetop.calls import Tokens
 from stovetop.checks import checked, unchecked
-from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.engine import ops
 from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, ClientFuture
 from stovetop.input_checks import check_model_input, check_sample, completed, fitting_memory
 from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import SampledSequence, SampleResponse, SaveWeightsForSamplerResponse, TensorData
 
 

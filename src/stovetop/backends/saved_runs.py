@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from stovetop.arguments import AccessScope, AtLeastNone, FolderName, StatePath, UserMetadata, is_path
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.pending_saves import PendingSaves
 from stovetop.checks import checked
-from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath, UserMetadata, is_path
+from stovetop.client import RestClient
 from stovetop.durable import MANIFEST, clear_leftovers, delete_folder, read_manifest
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, RunNotFound, TornCheckpoint
 from stovetop.futures import APIFuture, resolved

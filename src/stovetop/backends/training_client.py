@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
+from stovetop.arguments import CheckpointName, CustomLossFn, HowToStep, StatePath, Ttl, UserMetadata
 from stovetop.backends.custom_loss import CustomLosses
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import Call, OpenedBase, check_shape, checked_state, described_state
@@ -16,7 +17,6 @@ from stovetop.backends.sampling_client import InProcessSamplingClient, load_samp
 from stovetop.backends.saved_runs import LiveRun
 from stovetop.calls import Tokens
 from stovetop.checks import checked
-from stovetop.client import CheckpointName, CustomLossFn, HowToStep, StatePath, Tokenizer, Ttl, UserMetadata
 from stovetop.engine import ops
 from stovetop.errors import CheckpointExists
 from stovetop.futures import APIFuture, ClientFuture
@@ -24,6 +24,7 @@ from stovetop.input_checks import Data, check_data, check_shapes, the_one_of
 from stovetop.losses import LossConfig, parse_loss
 from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import (
     ForwardBackwardOutput,
     GetInfoResponse,

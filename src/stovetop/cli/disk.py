@@ -18,7 +18,7 @@ from stovetop.durable import delete_folder
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.retention import DEFAULT_KEEP, Doomed, delete, parse_keep, plan, unnamed
 from stovetop.run_folder import STATES_FOLDER, is_run, locked, runs_within, saved_folders
-from stovetop.runs import read_config
+from stovetop.stored_configs import read_config
 from stovetop.tracking.rollout_rows import ROLLOUTS_FOLDER
 
 

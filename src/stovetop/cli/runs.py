@@ -11,7 +11,7 @@ from stovetop.cli.interrupts import same_command
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.reports.standing import is_phase, recipe_of
 from stovetop.run_folder import is_run
-from stovetop.runs import StoredConfig, read_config
+from stovetop.stored_configs import StoredConfig, read_config
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

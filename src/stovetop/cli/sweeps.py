@@ -17,10 +17,10 @@ from stovetop.durable import make_folders
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.kitchen.run_config import RunConfig
 from stovetop.run_folder import locked
-from stovetop.runs import at_info
 from stovetop.sweeps.points import Point, Values, draw_points, grid, name_of, parse_values
 from stovetop.sweeps.running import Asked, SweptRun, check_at_once, continued, run_all, store_sweep
 from stovetop.tracking.console import ConsoleSink, open_console, quiet
+from stovetop.tracking.log_file import at_info
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from stovetop.arguments import is_local
 from stovetop.backends import check_base_url
 from stovetop.checkpoints import CheckpointRecord, get_last_checkpoint
-from stovetop.client import is_local
 from stovetop.errors import CheckpointError, InvalidRequest, StovetopError
 from stovetop.model_store import check_model_name, find_model
 from stovetop.run_folder import is_run

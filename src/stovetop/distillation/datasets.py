@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from stovetop.client import Tokenizer
 from stovetop.datasets import Row, Split, load_rows, split_rows, text_of
 from stovetop.distillation.teachers import TeacherConfig
 from stovetop.errors import InvalidRequest
@@ -20,6 +19,7 @@ from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, ensure_text, message_from_json
 from stovetop.rl.problem_env import ProblemDataset, ProblemGroupBuilder
 from stovetop.rl.types import Env, EnvGroupBuilder, Metrics, RLDataset, RLDatasetBuilder, Trajectory
+from stovetop.tokenizing import Tokenizer
 
 log = logging.getLogger(__name__)
 

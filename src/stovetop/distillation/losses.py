@@ -19,7 +19,7 @@ from stovetop.rules import number
 from stovetop.types import Datum
 
 if TYPE_CHECKING:
-    from stovetop.client import CustomLossFn
+    from stovetop.arguments import CustomLossFn
 
 
 # ---- divergences of distributions --------------------------------------------------------------------------------

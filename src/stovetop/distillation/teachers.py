@@ -5,11 +5,12 @@ where the student writes and the teacher scores, and in off_policy, where the te
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stovetop.client import SamplingClient, ServiceClient, Tokenizer
+from stovetop.client import SamplingClient, ServiceClient
 from stovetop.errors import InvalidRequest
 from stovetop.preference.reference import check_same_tokenizer, create_reference_client
 from stovetop.renderers import RendererFactory, get_renderer
 from stovetop.renderers.messages import Message
+from stovetop.tokenizing import Tokenizer
 
 _ANY: tuple[Message, ...] = (
     Message(role="user", content="What is 2 + 2?"),

@@ -21,7 +21,6 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple
 
-from stovetop.client import Tokenizer
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
 from stovetop.engine.adapters import Adapters
@@ -37,6 +36,7 @@ from stovetop.engine.sampling.sampler import RecordDecoding, Sampler
 from stovetop.engine.scheduler import Scheduler
 from stovetop.engine.training.trainer import Cut, Task, Trainer
 from stovetop.errors import Cancelled, InvalidRequest
+from stovetop.tokenizing import Tokenizer
 
 log = logging.getLogger(__name__)
 

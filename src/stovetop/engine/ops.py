@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NewType, Protocol
 
-from stovetop.client import Tokenizer
 from stovetop.engine.counts import Counts
 from stovetop.input_checks import ModelLimits
 from stovetop.losses import Loss
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import (
     AdamParams,
     Datum,

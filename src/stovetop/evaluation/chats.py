@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stovetop.client import SamplingClient, Tokenizer
+from stovetop.client import SamplingClient
 from stovetop.evaluation.estimates import Estimate
 from stovetop.evaluation.example_set import Ratio, Reported
 from stovetop.evaluation.rows import ExampleRow, Sample
 from stovetop.supervised.logprobs import compute_reference_logprobs
 from stovetop.supervised.nll import compute_mean_nll, text_cost
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import Datum, TensorData
 
 REPORTED = Reported(ratios={"nll": Ratio("nats", "tokens"), "bpb": Ratio("bits", "bytes")})

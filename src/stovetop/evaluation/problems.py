@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stovetop.client import SamplingClient, Tokenizer
+from stovetop.client import SamplingClient
 from stovetop.evaluation.estimates import Estimate
 from stovetop.evaluation.example_set import Reported, seed_of
 from stovetop.evaluation.rows import ExampleRow, Sample
@@ -11,6 +11,7 @@ from stovetop.rl.metrics import dict_mean
 from stovetop.rl.rollouts import do_group_rollout
 from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import EnvGroupBuilder, Trajectory
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import SamplingParams
 
 CUT_OFF = "cut_off"  # the score of a sample: 1 where max_tokens ended an answer of it

@@ -30,7 +30,8 @@ from stovetop.kitchen.annotations import resolved
 from stovetop.kitchen.run_config import RunConfig
 from stovetop.kitchen.workflow import WORKFLOW_FILE, Workflow
 from stovetop.run_folder import is_run, run_path
-from stovetop.runs import Run, check_opening, load, open_run, read_config
+from stovetop.runs import Run, check_opening, load, open_run
+from stovetop.stored_configs import read_config
 from stovetop.tracking.configs import Change, changeable_fields, changed_fields, config_to_dict
 from stovetop.tracking.events import Sink
 

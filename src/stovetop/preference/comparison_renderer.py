@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stovetop.client import is_local
+from stovetop.arguments import is_local
 from stovetop.errors import InvalidRequest
 from stovetop.model_families import recommended_renderer_name
 from stovetop.model_store import find_model

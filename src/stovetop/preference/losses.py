@@ -32,7 +32,7 @@ from stovetop.preference.loss_values import (
 from stovetop.types import Datum
 
 if TYPE_CHECKING:
-    from stovetop.client import CustomLossFn
+    from stovetop.arguments import CustomLossFn
 
 T = TypeVar("T")
 

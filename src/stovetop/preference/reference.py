@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stovetop.checkpoints import Start, resume_or_create
-from stovetop.client import SamplingClient, ServiceClient, Tokenizer
+from stovetop.client import SamplingClient, ServiceClient
 from stovetop.errors import InvalidRequest
 from stovetop.futures import ClientFuture
+from stovetop.tokenizing import Tokenizer
 
 
 def create_reference_client(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+from stovetop.arguments import is_local
 from stovetop.backends import check_base_url
-from stovetop.client import is_local
 from stovetop.errors import CheckpointNotFound, InvalidRequest, UnknownName
 from stovetop.hyperparams import GivenRate, get_lr
 from stovetop.losses import LOSSES, parse_loss

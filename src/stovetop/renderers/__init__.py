@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers import qwen3
 from stovetop.renderers.base import Renderer
@@ -17,6 +16,7 @@ from stovetop.renderers.llama3 import Llama3Renderer
 from stovetop.renderers.qwen3 import Qwen3Renderer
 from stovetop.renderers.role_colon import RoleColonRenderer
 from stovetop.renderers.template import ChatTemplateRenderer
+from stovetop.tokenizing import Tokenizer
 
 RendererFactory = Callable[..., Renderer]  # of a tokenizer, an image processor or None, and options by name
 

@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol, TypeVar, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, NothingToTrain, UnknownName
 from stovetop.renderers.messages import Message, Role, ToolSpec, check_messages, get_thinking
 from stovetop.renderers.streaming import MessageDelta, StreamingMessageHeader
 from stovetop.tokenizer import SafeEncoder, TokenizerName, get_tokenizer
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
 
 Made = TypeVar("Made")

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stovetop.client import Tokenizer
 from stovetop.renderers.base import (
     ParseTermination,
     RenderContext,
@@ -45,6 +44,7 @@ from stovetop.renderers.messages import (
 from stovetop.renderers.streaming import MessageDelta
 from stovetop.renderers.tool_calls import DEEPSEEK, require_objects
 from stovetop.tokenizer import SafeEncoder, named
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 STOP = "<｜end▁of▁sentence｜>"

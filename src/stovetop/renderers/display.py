@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import Datum
 
 _GREEN, _YELLOW, _RED, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"

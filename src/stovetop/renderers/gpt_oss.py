@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers.base import (
     ParseTermination,
@@ -52,6 +51,7 @@ from stovetop.renderers.streaming import MessageDelta
 from stovetop.renderers.tool_calls import HARMONY, require_objects
 from stovetop.renderers.typescript import declare_functions
 from stovetop.tokenizer import SafeEncoder, named
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 ReasoningEffort = Literal["low", "medium", "high"]

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import (
     ParseTermination,
@@ -44,6 +43,7 @@ from stovetop.renderers.messages import (
 from stovetop.renderers.streaming import MessageDelta
 from stovetop.renderers.tool_calls import KIMI, require_objects, tool_to_json
 from stovetop.tokenizer import SafeEncoder, named
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 STOP = "<|im_end|>"

@@ -6,7 +6,6 @@ Text only: what Llama was taught of tools differs from version to version, and i
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import (
     ParseTermination,
@@ -34,6 +33,7 @@ from stovetop.renderers.messages import (
 )
 from stovetop.renderers.streaming import MessageDelta
 from stovetop.tokenizer import SafeEncoder, named
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 STOP = "<|eot_id|>"

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import (
     ParseTermination,
@@ -50,6 +49,7 @@ from stovetop.renderers.messages import (
 from stovetop.renderers.streaming import MessageDelta
 from stovetop.renderers.tool_calls import TaggedJson, require_objects, tool_to_json
 from stovetop.tokenizer import SafeEncoder, named
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ImageChunk, ModelInput
 
 STOP = "<|im_end|>"

@@ -6,7 +6,6 @@ Text only, and no tools. The beginning of the next user turn is what ends an ans
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import (
     ParseTermination,
@@ -27,6 +26,7 @@ from stovetop.renderers.base import (
 from stovetop.renderers.messages import Message, Role, ToolSpec, check_messages, ensure_text
 from stovetop.renderers.streaming import MessageDelta
 from stovetop.tokenizer import SafeEncoder, named
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 STOP = "\n\nUser:"

@@ -4,8 +4,8 @@ taken apart is in `markup`.
 
 from dataclasses import dataclass
 
-from stovetop.client import Tokenizer
 from stovetop.renderers.messages import Message, Role, ToolCall, UnparsedToolCall
+from stovetop.tokenizing import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
 from stovetop.renderers.base import (
     ParseTermination,
@@ -58,6 +57,7 @@ from stovetop.renderers.template_forms import (
     show,
 )
 from stovetop.tokenizer import SafeEncoder, named
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 _THINKING_TAG = re.compile("</?think>")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count, product
 from typing import Any, Literal, NamedTuple, cast
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers.messages import Message, ToolCall, ensure_list, get_text_content, get_thinking
 from stovetop.renderers.tool_calls import require_objects
 from stovetop.tokenizer import SafeEncoder
+from stovetop.tokenizing import Tokenizer
 
 Shown = dict[str, Any]  # a message as templates read it
 

@@ -21,7 +21,7 @@ from stovetop.reports.timeline import CallRow, Timeline, TimeRow, calls_of, time
 from stovetop.reports.words import Said, said_in
 from stovetop.retention import remaining
 from stovetop.run_folder import EVENTS_FILE, METRICS_FILE, is_run, read_plan
-from stovetop.runs import read_config
+from stovetop.stored_configs import read_config
 from stovetop.tracking.events import TEXT, Event, event_from_row, metrics_from_row
 from stovetop.tracking.rollout_rows import RolloutRow, last_rollouts
 

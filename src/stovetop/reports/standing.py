@@ -15,7 +15,7 @@ from stovetop.errors import StovetopError
 from stovetop.kitchen.phases import Listed, phases_in
 from stovetop.recipes import RECIPES
 from stovetop.run_folder import EVENTS_FILE, MARK_FILE, METRICS_FILE, Plan, read_plan, writer_in
-from stovetop.runs import read_config
+from stovetop.stored_configs import read_config
 from stovetop.tracking.events import Event, event_from_row, metrics_from_row
 
 State = Literal["running", "complete", "stopped", "failed", "damaged"]

@@ -3,10 +3,10 @@ in `tracking.rollout_pages`."""
 
 from collections.abc import Sequence
 
-from stovetop.client import Tokenizer
 from stovetop.renderers.display import format_colorized
 from stovetop.rl.advantages import Advantage
 from stovetop.rl.types import Observation, Trajectory
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import EncodedTextChunk, ImageChunk
 
 

@@ -6,11 +6,11 @@ An answer may have several lines; two blank lines, or the end of the input, end 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stovetop.client import Tokenizer
 from stovetop.completers import StopCondition, TokensWithLogprobs
 from stovetop.errors import InvalidRequest
 from stovetop.rl.rollouts import do_single_rollout
 from stovetop.rl.types import Action, Env, Observation, StepResult, Trajectory
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 ReadLine = Callable[[], str]  # the next line with its line break, "" at the end: such as sys.stdin.readline

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stovetop.client import Tokenizer
 from stovetop.concurrency import in_thread
 from stovetop.durable import make_folders, write_file, writing
 from stovetop.renderers.base import Renderer
@@ -28,6 +27,7 @@ from stovetop.rl.metrics import dict_mean
 from stovetop.rl.rollouts import Rollouts
 from stovetop.rl.types import Observation, Trajectory, TrajectoryGroup, Transition
 from stovetop.runs import Run
+from stovetop.tokenizing import Tokenizer
 from stovetop.tracking.chats import chat_to_json
 from stovetop.tracking.html_tree import to_data
 from stovetop.tracking.page import encodable

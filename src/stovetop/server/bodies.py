@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from stovetop.client import AccessScope
+from stovetop.arguments import AccessScope
 from stovetop.errors import InvalidRequest
 
 SHORTEST_TTL_S, LONGEST_TTL_S = 3600, 10 * 365 * 86_400  # an hour to ten years

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from stovetop.arguments import MAX_NAME, CheckpointName
 from stovetop.checks import take
-from stovetop.client import MAX_NAME, CheckpointName
 from stovetop.durable import LOCAL_DISK, MANIFEST, check_file, new_folder
 from stovetop.errors import CheckpointError, CheckpointExists, CheckpointNotFound, InvalidRequest
 from stovetop.futures import then

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stovetop.client import Tokenizer, TrainingClient
+from stovetop.client import TrainingClient
 from stovetop.datasets import load_chats
 from stovetop.supervised.data import ChatDatasetBuilderCommonConfig, conversations_to_data
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import Datum, ForwardBackwardOutput, TensorData
 
 log = logging.getLogger(__name__)

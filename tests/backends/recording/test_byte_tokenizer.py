@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stovetop.backends.recording.byte_tokenizer import CHATML, SPECIAL_TOKENS, TAGS, ByteTokenizer
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.renderers import get_renderer, supported_renderers
 from stovetop.renderers.messages import get_text_content
+from stovetop.tokenizing import Tokenizer
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi ☃"}]}]
 

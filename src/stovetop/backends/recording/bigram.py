@@ -14,8 +14,8 @@ from typing import NamedTuple, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from stovetop.client import Tokenizer
 from stovetop.losses import CISPO, DRO, GSPO, PPO, CrossEntropy, ImportanceSampling, Loss
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import AdamParams, Datum, SampledSequence, SamplingParams
 
 Floats = npt.NDArray[np.float64]

@@ -24,6 +24,7 @@ from typing import Annotated, Literal, assert_never, get_args
 import numpy as np
 from safetensors.numpy import load, save
 
+from stovetop.arguments import Preload, Storage, UserMetadata
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.opened_base import NamedModels, to_preload
 from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds
@@ -32,7 +33,6 @@ from stovetop.backends.recording.bigram import Floats, Moments, Table
 from stovetop.backends.recording.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
 from stovetop.backends.saved_runs import RunLabels
 from stovetop.checks import check, checked_as
-from stovetop.client import Preload, Storage, UserMetadata
 from stovetop.durable import LOCAL_DISK, Disk, read_folder, read_manifest, write_folder
 from stovetop.engine import ops
 from stovetop.engine.counts import Counts

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
+from stovetop.arguments import Storage, UserMetadata
 from stovetop.checks import checked_as
-from stovetop.client import Storage, Tokenizer, UserMetadata
 from stovetop.errors import InvalidRequest
 from stovetop.extras import require_extra
 from stovetop.rules import Function
+from stovetop.tokenizing import Tokenizer
 
 if TYPE_CHECKING:
     from stovetop.backends.remote.service import RemoteServiceClient

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 import tinker
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
+from stovetop.arguments import CloseStatus, UserMetadata
 from stovetop.backends.callbacks import Callbacks
 from stovetop.backends.endings import Crew
 from stovetop.backends.remote.models import ServerModels
 from stovetop.backends.remote.refusals import error_of, unreachable
 from stovetop.backends.remote.values import capabilities_of
-from stovetop.client import CloseStatus, UserMetadata
 from stovetop.errors import NotFoundError, RequestFailedError
 from stovetop.futures import AnsweringThread, pending, when_done
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tinker
 
+from stovetop.arguments import CustomLossFn
 from stovetop.backends.accepted import settle
 from stovetop.backends.custom_loss import judge
 from stovetop.backends.endings import Helper
@@ -25,7 +26,6 @@ from stovetop.backends.remote.gradients import Gradients
 from stovetop.backends.remote.refusals import error_of
 from stovetop.backends.remote.turns import Turn, Turns
 from stovetop.backends.remote.values import output_of, with_weights
-from stovetop.client import CustomLossFn
 from stovetop.errors import Cancelled, InvalidRequest, ServiceClosed
 from stovetop.futures import APIFuture, pending, when_done
 from stovetop.types import Datum, ForwardBackwardOutput

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import tinker
 
+from stovetop.arguments import AccessScope, AtLeastNone, FolderName, StatePath
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.remote import values
 from stovetop.backends.remote.connection import Connection
@@ -16,7 +17,7 @@ from stovetop.backends.remote.refusals import error_of
 from stovetop.backends.remote.saves import OwnSaves, require_path
 from stovetop.backends.remote.turns import Turn, Turns
 from stovetop.checks import checked
-from stovetop.client import AccessScope, AtLeastNone, FolderName, RestClient, StatePath
+from stovetop.client import RestClient
 from stovetop.errors import CheckpointNotFound, RunNotFound, StovetopError
 from stovetop.futures import APIFuture
 from stovetop.tinker_paths import SCHEME

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tinker
 
+from stovetop.arguments import AtLeastNone, HowToSample, NumSamples, Prompt, Storage
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.remote.connection import Connection
 from stovetop.backends.remote.models import UNKNOWN
@@ -18,7 +19,6 @@ from stovetop.backends.remote.values import samples_of, sdk_input, sdk_sampling,
 from stovetop.backends.sampling_client import last_of, tokens_of_samples
 from stovetop.calls import Calls, Tokens
 from stovetop.checks import checked
-from stovetop.client import AtLeastNone, HowToSample, NumSamples, Prompt, Storage, Tokenizer
 from stovetop.errors import CheckpointExists, InvalidRequest
 from stovetop.futures import APIFuture, resolved
 from stovetop.input_checks import (
@@ -29,6 +29,7 @@ from stovetop.input_checks import (
     fitting_memory,
 )
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import SampleResponse, SamplingParams, SaveWeightsForSamplerResponse, TensorData
 
 

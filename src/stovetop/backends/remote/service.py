@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Self
 
 import tinker
 
+from stovetop.arguments import BaseModel, CloseStatus, ModelId, OnCall, StatePath, Storage, UserMetadata
 from stovetop.backends.expected import refuse_own_service
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import check_base, check_optimizer
@@ -25,17 +26,7 @@ from stovetop.backends.remote.training import RemoteTrainingClient
 from stovetop.backends.remote.turns import Turn, Turns
 from stovetop.calls import Calls
 from stovetop.checks import checked
-from stovetop.client import (
-    BaseModel,
-    CloseStatus,
-    ModelId,
-    OnCall,
-    ServiceClient,
-    StatePath,
-    Storage,
-    Tokenizer,
-    UserMetadata,
-)
+from stovetop.client import ServiceClient
 from stovetop.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -47,6 +38,7 @@ from stovetop.errors import (
 from stovetop.futures import APIFuture, ClientFuture, refuse_in_fork, resolved
 from stovetop.input_checks import check_lora
 from stovetop.sdk_differences import refuse_to_pickle, require_neutral
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, Rank, Seed
 
 CLOSED = "the service is closed; open another one"

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, cast
 
-from stovetop.client import Tokenizer
 from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_tokenizer
 from stovetop.model_store import find_model
+from stovetop.tokenizing import Tokenizer
 
 
 def tokenizer_of(name: str, by_sdk: Callable[[], Any]) -> Tokenizer:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 import tinker
 
+from stovetop.arguments import CheckpointName, CustomLossFn, HowToStep, StatePath, Ttl, UserMetadata
 from stovetop.backends.accepted import settle
 from stovetop.backends.older_names import with_older_names
 from stovetop.backends.opened_base import check_base, check_optimizer, check_shape
@@ -23,7 +24,6 @@ from stovetop.backends.remote.turns import Turn, Turns
 from stovetop.backends.remote.values import output_of, sdk_datum, sdk_step
 from stovetop.calls import Calls, Tokens
 from stovetop.checks import checked
-from stovetop.client import CheckpointName, CustomLossFn, HowToStep, StatePath, Tokenizer, Ttl, UserMetadata
 from stovetop.engine import ops
 from stovetop.errors import (
     Cancelled,
@@ -39,6 +39,7 @@ from stovetop.losses import LossConfig, parse_loss
 from stovetop.saved_states import SavedState
 from stovetop.sdk_differences import missing_attribute, refuse_to_pickle, require_neutral
 from stovetop.tinker_paths import path_of
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import (
     ForwardBackwardOutput,
     GetInfoResponse,

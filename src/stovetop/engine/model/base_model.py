@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from stovetop.client import Tokenizer
 from stovetop.engine.kernels.arithmetic import Arithmetic, Frozen
 from stovetop.engine.kernels.attention_plans import AttentionPlan, PackedAttention, PackKernel
 from stovetop.engine.kernels.packing import Pack
@@ -25,6 +24,7 @@ from stovetop.engine.model.decoder_layers import DecoderLayers
 from stovetop.engine.model.head import Head
 from stovetop.input_checks import ModelLimits
 from stovetop.target_names import HEAD, input_of
+from stovetop.tokenizing import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

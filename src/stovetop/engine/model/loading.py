@@ -16,7 +16,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from stovetop.client import Tokenizer
 from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, RowExact
 from stovetop.engine.kernels.attention_plans import PackKernel
 from stovetop.engine.lora.linear import LoraLinear
@@ -41,6 +40,7 @@ from stovetop.errors import InvalidRequest, StovetopError, listed
 from stovetop.gguf_files import is_gguf, load_gguf_config, load_gguf_model, load_gguf_tokenizer
 from stovetop.input_checks import ModelLimits
 from stovetop.target_names import HEAD
+from stovetop.tokenizing import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ of it, so nothing in it, and nothing that begins in it, ends a sample.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import SamplingParams
 
 LEAD = "x"

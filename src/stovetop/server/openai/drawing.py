@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from stovetop.client import Tokenizer
 from stovetop.completers import sample_in_pieces, until_stop, without_beginning
 from stovetop.concurrency import in_thread
 from stovetop.futures import APIFuture
 from stovetop.server.openai.bodies import BadParameter
 from stovetop.server.openai.models import Target
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import (
     ModelInput,
     SampledSequence,

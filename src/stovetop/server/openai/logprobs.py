@@ -5,9 +5,9 @@ it has no bytes of its own that could be told.
 from collections.abc import Sequence
 from typing import Any
 
-from stovetop.client import Tokenizer
 from stovetop.renderers.streaming import Utf8TokenDecoder
 from stovetop.server.openai.drawing import Alternatives, Choice, ScoredPrompt
+from stovetop.tokenizing import Tokenizer
 
 _PART = "�"
 

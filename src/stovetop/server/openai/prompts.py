@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from stovetop.client import Tokenizer
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers import get_renderer, supported_renderers
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, ToolSpec, get_text_content, messages_from_json
 from stovetop.server.openai.bodies import BadParameter, ChatAsked, CompletionAsked, ToolAsked
+from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
 
 
