@@ -3,8 +3,6 @@ connection, the session or the SDK ends. That it is a backend like the others, t
 
 import asyncio
 import json
-import socket
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +23,6 @@ from stovetop.backends.remote.refusals import error_of
 from stovetop.checkpoints import resume_or_create, save_checkpoint
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.errors import (
-    APIConnectionError,
     CheckpointExists,
     CheckpointNotFound,
     InvalidRequest,
@@ -307,17 +304,6 @@ def test_a_failure_is_told_in_the_words_of_the_call_that_was_made() -> None:
     assert isinstance(ours, RequestFailedError)
     assert (str(ours), ours.category) == ("save_state (call 2 of m) failed: no space left", "server")
     assert ours.__cause__ is full
-
-
-def test_an_address_of_this_machine_at_which_nothing_listens_is_refused_at_once() -> None:
-    with socket.socket() as taken:  # bound, so that it is nobody else's, and not listening
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        began_s = time.monotonic()
-        told = rf"could not be reached; check that it runs.*{url} \(Connection refused\)"
-        with pytest.raises(APIConnectionError, match=told):
-            remote.open_service(url, api_key=KEY).create_lora_training_client("tiny")
-        assert time.monotonic() - began_s < 5
 
 
 def test_what_is_not_there_is_not_found(service: ServiceClient) -> None:

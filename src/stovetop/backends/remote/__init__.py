@@ -4,6 +4,7 @@ protocol.
 service      makes the clients, and closes         training, sampling, rest   the clients
 models       what a server says of its models, so that what they cannot do is refused before it is sent
 connection   the SDK's side: the session, and the thread in which its results become ours
+reaching     whether anybody answers there
 turns        the calls of one client, in order     custom_loss                a user's loss, between two of them
 gradients    what is known of those at the server, and how they are dropped
 saves        what this service has saved           values, refusals           the SDK's values and errors as ours

@@ -7,13 +7,12 @@ This is the one file that goes below the SDK's public clients: for a request tha
 
 import contextlib
 import ipaddress
+import logging
 import queue
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,12 +23,14 @@ from stovetop.arguments import CloseStatus, UserMetadata
 from stovetop.backends.callbacks import Callbacks
 from stovetop.backends.endings import Crew
 from stovetop.backends.remote.models import ServerModels
-from stovetop.backends.remote.refusals import error_of, unreachable
+from stovetop.backends.remote.reaching import LOOK_AFTER_S, Silence, require_answering, why_silent
+from stovetop.backends.remote.refusals import error_of
 from stovetop.backends.remote.values import capabilities_of
 from stovetop.errors import NotFoundError, RequestFailedError
 from stovetop.futures import AnsweringThread, pending, when_done
 
-LISTENING_S = 10.0  # to be let in by a server of this machine, which may have much to do
+log = logging.getLogger(__name__)
+
 LOCAL_KEY = "tml-local"  # for a server on this machine, which has no keys
 T = TypeVar("T")
 
@@ -62,6 +63,7 @@ class Connection:
         self._open_lock = threading.Lock()  # protects it
         self._results: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: AnsweringThread | None = None
+        self._silence = Silence(base_url)
 
     # ---- what is there ---------------------------------------------------------------------------------------------
 
@@ -80,10 +82,13 @@ class Connection:
 
     def capabilities(self, rest: tinker.RestClient) -> Any:
         """What the protocol tells of the models, as it is now."""
+        waited = self.pending("service")
         try:
             return capabilities_of(rest.get_server_capabilities().result())
         except Exception as error:
             raise error_of(error, "get_server_capabilities") from error
+        finally:
+            waited.set_result(None)
 
     def sdk(self) -> tinker.ServiceClient:
         """The SDK's client with a session."""
@@ -100,7 +105,7 @@ class Connection:
 
     def _connected(self) -> tinker.RestClient:
         if self._rest is None:
-            _require_listening(self._base_url)
+            require_answering(self._base_url)
             try:
                 self._rest = tinker.RestClient(base_url=self._base_url, api_key=self._api_key)
             except Exception as error:
@@ -134,10 +139,11 @@ class Connection:
     # ---- results ---------------------------------------------------------------------------------------------------
 
     def pending(self, owner: str) -> "Future[Any]":
-        """The future of a call that was accepted."""
+        """The future of a call that was accepted. While it waits, it is told if the server has gone."""
         future = pending(owner)
         with self._open_lock:
             self._open.add(future)
+            self._start()
         when_done(future, self._done)
         return future
 
@@ -154,7 +160,13 @@ class Connection:
     ) -> None:
         """When the SDK's future is done, so is ours: `make` makes its result, `fail` its error."""
         done: Future[Any] = sdk_future.future()
-        done.add_done_callback(lambda done: self.later(partial(_settle, done, to, make, fail)))
+
+        def settle() -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._silence.ended()
+            _settle(done, to, make, fail)
+
+        done.add_done_callback(lambda _: self.later(settle))
 
     def numbered(self, inner: tinker.TrainingClient) -> "Future[Any]":
         """Done when all that was handed to this client has its number. The SDK gives one at the call, but to
@@ -168,20 +180,30 @@ class Connection:
     def later(self, work: Callable[[], None]) -> None:
         """Does it in the thread of results."""
         with self._open_lock:
-            if self._thread is None:
-                self._thread = AnsweringThread(self._answer, "results of a server", self.callbacks.add)
-                self._thread.start()
+            self._start()
         self._results.put(work)
 
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = AnsweringThread(self._answer, "results of a server", self.callbacks.add)
+            self._thread.start()
+
     def _answer(self) -> None:
-        """Waits for results, makes ours of them. Stopped by: `end`, when no call is left without a result."""
+        """Waits for results, makes ours of them; looks after the server where none come. Stopped by: `end`, when no
+        call is left without a result."""
         ends = False
         while not (ends and not self._open):
-            work = self._results.get()
+            try:
+                work = self._results.get(timeout=LOOK_AFTER_S)
+            except queue.Empty:
+                if self._open:
+                    self._silence.look(lambda: len(self._open), self._results.put)
+                continue
             if work is None:
                 ends = True
             else:
                 work()
+        self._let_go()
 
     def make(self, work: Callable[[], None]) -> None:
         """Does what may wait for the session, in the order in which it was asked for, in a thread of its own."""
@@ -221,15 +243,37 @@ class Connection:
             makers.shutdown(wait=True)
         try:
             if sdk is not None:
-                sdk.close(status, detail).result()
+                self._say_the_end(sdk.close(status, detail).future())
         except Exception as error:
             raise error_of(error, "close") from error
         finally:
             self.end()
 
+    def _say_the_end(self, said: "Future[Any]") -> None:
+        """To a server that is there. One that has gone is not waited for: all results are here, and it ends a session
+        that it does not hear of by itself."""
+        while True:
+            try:
+                said.result(timeout=LOOK_AFTER_S)
+            except TimeoutError:
+                if (why := why_silent(self._base_url)) is not None:
+                    log.warning("the server does not answer (%s) and was not told that the session is over", why)
+                    return
+            else:
+                return
+
     def end(self) -> None:
         """The thread of results ends when it has brought those that are there."""
         self._results.put(None)
+        if self._thread is None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the SDK's session. It would tell the server that this program lives for as long as it does, also when
+        nobody has a client of it any more."""
+        holder = None if self._sdk is None else vars(self._sdk).get("_session_holder")
+        if holder is not None:
+            holder.close()
 
 
 def _settle(
@@ -248,19 +292,6 @@ def _settle(
 def _is_keyless(error: Exception) -> bool:
     """Whether the SDK found no key, and had asked nothing."""
     return type(error) is tinker.TinkerError
-
-
-def _require_listening(base_url: str | None) -> None:
-    """Refuses at once an address of this machine at which nothing listens: the SDK would ask for minutes. A server that
-    is away later is waited for, and one of another machine may be behind a proxy that only the SDK knows."""
-    if base_url is None or not _is_here(base_url):
-        return
-    address = urlsplit(base_url)
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((str(address.hostname), port), timeout=LISTENING_S).close()
-    except OSError as error:
-        raise unreachable("ServiceClient", f"{base_url} ({error.strerror or error})") from error
 
 
 def _is_here(base_url: str | None) -> bool:
