@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import tinker
 from tinker import types
+from tinker.lib import internal_client_holder
+from tinker.lib.internal_client_holder import InternalClientHolder
 
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
@@ -33,12 +35,17 @@ class Running:
     clients: ExitStack = field(default_factory=ExitStack)  # those that have no end of their own end before it
 
     def sdk(self, **more: Any) -> tinker.ServiceClient:
-        """The official client."""
-        return tinker.ServiceClient(base_url=self.url, api_key=KEY, **more)
+        """The official client. One that the test does not close ends before the server does, as if it were killed: the
+        server is not told, and it sends no heartbeats to whoever has the port then."""
+        client = tinker.ServiceClient(**{"base_url": self.url, "api_key": KEY, **more})
+        self.clients.callback(lambda: let_go(vars(client)["_session_holder"]))
+        return client
 
     def rest(self, key: str = KEY) -> tinker.RestClient:
         """The official client of lists and checkpoints, which makes no session."""
-        return tinker.RestClient(base_url=self.url, api_key=key)
+        client = tinker.RestClient(base_url=self.url, api_key=key)
+        self.clients.callback(lambda: forget(client.holder))
+        return client
 
     @property
     def parts(self) -> Parts:
@@ -49,6 +56,20 @@ class Running:
     def http(self, key: str = KEY) -> httpx.Client:
         """A raw one."""
         return httpx.Client(base_url=f"{self.url}/api/v1/", headers={"X-API-Key": key}, timeout=30)
+
+
+def let_go(holder: InternalClientHolder | None) -> None:
+    """Ends what the SDK does in the background for a client, and its connections. Nothing is sent."""
+    if holder is not None:
+        holder.run_coroutine_threadsafe(holder.aclose()).result(10)
+
+
+def forget(holder: InternalClientHolder) -> None:
+    """Likewise of what the SDK shares among all clients of one key, and would keep for the life of the process."""
+    let_go(holder)
+    shared = vars(internal_client_holder.sessionless_holder_cache)["_holders"]
+    for key in [key for key, each in shared.items() if each is holder]:
+        del shared[key]
 
 
 TOKENS = [5, 17, 42, 8, 99, 3, 61]

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from running import MODELS, Running, datum, logprobs, made, open_recording, running, train
+import tinker
+from running import KEY, MODELS, Running, datum, logprobs, made, open_recording, running, train
 from tinker import types
 
 from stovetop.backends import recording
@@ -167,7 +168,7 @@ def test_item_42_samples_that_a_restart_has_lost_are_drawn_again(tmp_path: Path)
     params = types.SamplingParams(max_tokens=3, seed=1)
     with running(tmp_path / "first", slow) as first:
         port = int(first.url.rpartition(":")[2])
-        sdk = first.sdk()  # left open over the restart
+        sdk = tinker.ServiceClient(base_url=first.url, api_key=KEY)  # stays open over the restart
         sampler = sdk.create_sampling_client(base_model=MODELS[0]).result()
         drawn = [sampler.sample(PROMPT, 1, params) for _ in range(3)]
         parts = first.server.doors.parts

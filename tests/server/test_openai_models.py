@@ -98,7 +98,7 @@ def test_a_live_adapter_answers_after_a_restart(tmp_path: Path) -> None:
 
 def test_another_owners_adapters_read_as_if_they_were_not_there(tmp_path: Path) -> None:
     with running(tmp_path, owner_of=str) as server:
-        trainer = made(tinker.ServiceClient(base_url=server.url, api_key="tml-alice"))
+        trainer = made(server.sdk(api_key="tml-alice"))
         path = trainer.save_weights_for_sampler("hers").result().path
         alice, bob = openai(server, "tml-alice"), openai(server, "tml-bob")
         assert greedy(alice, path)
