@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stovetop.reports.curves import MOST_POINTS, Columns, Curve, grouped, is_logarithmic, smoothed, thinned
+from stovetop.reports.curves import MOST_POINTS, Columns, Curve, grouped, is_logarithmic, most_points, smoothed, thinned
 from stovetop.reports.drawing import Bar, DrawnCurve, bar_chart, line_plot
 from stovetop.reports.timeline import calls_of
 
@@ -116,3 +116,7 @@ def test_a_bar_tells_what_it_is() -> None:
     assert svg.count('class="bar"') == 2
     assert "<b>" not in svg
     assert ">train</text>" in svg
+
+
+def test_many_lines_share_the_points_of_a_plot_down_to_some() -> None:
+    assert [most_points(num) for num in (0, 1, 8, 16, 100, 5000)] == [600, 600, 600, 300, 48, 40]

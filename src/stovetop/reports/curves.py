@@ -4,7 +4,7 @@ on a logarithmic scale.
 Rules, which the page states too:
 
 - thinned: of more than MOST_POINTS points, each of MOST_POINTS / 2 runs of neighbours gives its lowest and its highest,
-  so that no peak is lost;
+  so that no peak is lost; more than MANY_LINES lines in one plot share the points of so many, down to FEWEST_POINTS;
 - smoothed: a curve of at least SMOOTH_FROM points that turns at more than a quarter of them is drawn faint, and over it
   the mean of the last SMOOTH_SHARE of its points;
 - logarithmic: all values are above zero, and the largest is more than LOG_FROM times the smallest.
@@ -24,6 +24,7 @@ from stovetop.tracking.plots import mean_of_last
 Numbers = npt.NDArray[np.float64]
 
 MOST_POINTS = 600  # of a curve: about two a pixel column of a plot on a page
+MANY_LINES, FEWEST_POINTS = 8, 40  # a page of a hundred runs stays small: more lines hide each other
 SMOOTH_FROM, SMOOTH_SHARE, TURNS = 40, 1 / 25, 0.25
 LOG_FROM = 100.0
 TIMES = "time/"  # of a metric that is a number of seconds, or says what an engine did in them:
@@ -73,6 +74,11 @@ class Columns:
             for name, values in self._values.items()
             if name != "step"
         }
+
+
+def most_points(num_lines: int) -> int:
+    """Of each curve of a plot with so many."""
+    return max(FEWEST_POINTS, MOST_POINTS * MANY_LINES // max(MANY_LINES, num_lines))
 
 
 def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stovetop.reports.curves import Curve, is_logarithmic, smoothed, thinned
+from stovetop.reports.curves import Curve, is_logarithmic, most_points, smoothed, thinned
 from stovetop.tracking.plots import drawable
 
 if TYPE_CHECKING:
@@ -59,16 +59,16 @@ def line_plot(curves: Sequence[DrawnCurve]) -> str:
 
     figure = _figure(HEIGHT)
     axes = figure.add_axes((0.125, 0.12, 0.86, 0.83))
-    is_log = is_logarithmic(each.curve for each in curves)
+    is_log, most = is_logarithmic(each.curve for each in curves), most_points(len(curves))
     for number, each in enumerate(curves):
         colour = _LINES[each.colour % NUM_COLOURS]
         over = smoothed(each.curve)
-        _draw(axes, each, thinned(each.curve), colour, f"line-{number}", is_faint=over is not None)
+        _draw(axes, each, thinned(each.curve, most), colour, f"line-{number}", is_faint=over is not None)
         if each.errors is not None and len(each.errors.steps) == len(each.curve.steps) <= MARKED:
             low, high = each.curve.values - each.errors.values, each.curve.values + each.errors.values
             axes.vlines(each.curve.steps, drawable(low), drawable(high), color=colour, alpha=0.5, linewidth=1)
         if over is not None:
-            _draw(axes, each, thinned(over), colour, f"smooth-{number}")
+            _draw(axes, each, thinned(over, most), colour, f"smooth-{number}")
     if is_log:
         axes.set_yscale("log")
     _style(axes)
