@@ -149,3 +149,15 @@ def test_what_a_process_reads_is_left_and_said(run: Path, capsys: pytest.Capture
         assert main(["prune", str(run), "--yes"]) == 0
     assert "1 are in use now and stay; the same command deletes them later" in capsys.readouterr().out
     assert names_of(run) == [*LAST_TWO[:2], "weights/000001", *LAST_TWO[2:]]
+
+
+def test_what_a_deletion_that_was_killed_half_way_has_left_goes_with_the_next(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("stovetop.durable.shutil.rmtree", lambda *_, **__: None)
+        assert main(["prune", str(run), "--yes"]) == 0
+    assert any(".deleted-" in each.name for each in run.rglob("*"))
+    assert main(["prune", str(run), "--yes"]) == 0
+    assert not any(".deleted-" in each.name for each in run.rglob("*"))
+    assert names_of(run) == LAST_TWO

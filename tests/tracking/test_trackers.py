@@ -427,6 +427,38 @@ def test_a_tracker_that_comes_back_during_the_run_gets_all(tmp_path: Path) -> No
     assert fake.got[-1] == "closed"
 
 
+def test_the_config_that_a_tracker_did_not_take_at_first_is_sent_again(tmp_path: Path) -> None:
+    class Forgets(Fake):
+        configs = 0
+
+        def log_hparams(self, config: Mapping[str, float | str]) -> None:
+            self.configs += 1
+            if self.configs == 1:
+                raise ConnectionError("no route to host")
+
+    fake = Forgets()
+    stream, sink = stream_to(fake, tmp_path / "run", retry_after_s=0.01)
+    log_steps(stream, 0, 1)
+    sink.get_logger_url()
+    end(stream)
+    assert (fake.num_opened, fake.configs) == (1, 2)
+    assert sink.get_logger_url() == "https://tracker.example/run"
+
+
+def test_a_library_that_ends_its_thread_is_reported_and_holds_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Leaves(Fake):
+        def __call__(self, choice: TrackerChoice, place: Place, /) -> Tracker:
+            raise SystemExit("no terminal to log in on")
+
+    stream, sink = stream_to(Leaves(), tmp_path / "run")
+    log_steps(stream, 0)
+    assert sink.get_logger_url() is None
+    end(stream)
+    assert "wandb does not take this run, which goes on (SystemExit: no terminal to log in on)" in caplog.text
+
+
 def test_a_run_that_could_not_be_opened_is_opened_under_another_key(tmp_path: Path) -> None:
     keys, run = list[str](), tmp_path / "run"
     run.mkdir()

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from stovetop.backends.saved_runs import clear_killed_saves
 from stovetop.checkpoint_users import home_of, user_of
 from stovetop.checkpoints import located
 from stovetop.cli.runs import run_in
@@ -146,6 +147,7 @@ def _prune(folder: Path, keep: str | None, *, dry_run: bool, yes: bool) -> None:
         for run in {*runs_within(folder), *(each for each in folder.parents if is_run(each))}:
             if not dry_run:
                 locks.enter_context(locked(run))
+                clear_killed_saves(run)  # what a deletion that was killed has left of a checkpoint is none any more
         pruning = pruning_of(folder, keep)
         _show(pruning)
         if dry_run or not pruning.goes:

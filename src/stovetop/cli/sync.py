@@ -39,7 +39,7 @@ def _sync(folder: Path, choice: TrackerChoice) -> None:
             sender.close()
         except StovetopError:
             raise
-        except Exception as error:  # of the tracker's library: anything
+        except (Exception, SystemExit) as error:  # of the tracker's library: anything
             raise StovetopError(
                 f"{choice.name} did not take all of it ({type(error).__name__}: {error}); it has the steps up to "
                 f"{sender.sent.step}, and the same command goes on behind them"

@@ -65,6 +65,7 @@ class Sender:
         self._opens = opens
         self._file = run / f"tracker-{choice.name}.json"
         self._tracker: Tracker | None = None
+        self._has_config = False  # the tracker has it
         self._metrics, self._events = _Tail(metrics), _Tail(events)
         self._num_passed = 0  # texts and files in the events, up to where they were read
         self.sent = _sent(self._file, run)
@@ -73,10 +74,12 @@ class Sender:
         """All that the tracker has not got. What goes wrong there is raised, and what was sent is not sent again."""
         if self._tracker is None:
             self._tracker = self._open()
+        if not self._has_config:
             for event in parse_rows(self._events.path, event_from_row):
                 if event.name == CONFIG:
                     self._tracker.log_hparams({**event.values, **event.labels})
             self._update(replace(self.sent, url=self._tracker.get_logger_url()))
+            self._has_config = True
         for row in self._metrics.rows(metrics_from_row):
             step = int(row.pop("step"))
             if step > self.sent.step:
@@ -102,7 +105,7 @@ class Sender:
 
     def close(self, *, failed: bool = False) -> None:
         """Ends the run at the tracker, as far as it was opened there."""
-        tracker, self._tracker = self._tracker, None
+        tracker, self._tracker, self._has_config = self._tracker, None, False
         if tracker is not None:
             tracker.close(failed=failed)
 
@@ -143,7 +146,7 @@ def _sent(file: Path, run: Path) -> Sent:
     """As it is written; a run that was copied is another one at the tracker, as long as the first is there."""
     try:
         sent = Sent(**json.loads(file.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         return Sent(new_key(), str(run))
     if sent.folder != str(run) and Path(sent.folder).is_dir():
         return Sent(new_key(), str(run))
@@ -239,7 +242,7 @@ class TrackerSink:
         was_open = self._was_tried.is_set()
         try:
             do()
-        except Exception as error:  # of the tracker's library: anything
+        except BaseException as error:  # of the tracker's library: anything; one that ends its thread would say nothing
             self._report(error)
         else:
             self._is_down = False
@@ -247,7 +250,7 @@ class TrackerSink:
                 log.info("%s shows this run: %s", self._sender.name, self._sender.sent.url)
         self._was_tried.set()
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         self._is_down = True
         if not self._was_said:
             kind = "" if isinstance(error, StovetopError) else f"{type(error).__name__}: "
