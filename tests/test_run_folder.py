@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from stovetop.errors import InvalidRequest, WriteFailed
-from stovetop.run_folder import LOCK_FILE, MARK_FILE, BehaviorIfExists, Content, RunFolder, claimed, content_of, is_run
+from stovetop.run_folder import (
+    LOCK_FILE,
+    MARK_FILE,
+    BehaviorIfExists,
+    Content,
+    RunFolder,
+    claimed,
+    content_of,
+    is_run,
+    locked,
+)
 
 BEHAVIORS: list[BehaviorIfExists] = ["resume", "delete", "ask", "raise"]
 
@@ -234,3 +244,9 @@ def test_a_run_whose_folder_was_removed_while_open_can_be_left(tmp_path: Path):
     with claimed(tmp_path / "run", "resume"):
         shutil.rmtree(tmp_path / "run")
     assert claim(tmp_path / "run").content is Content.NOTHING
+
+
+def test_a_lock_that_cannot_be_made_is_said_as_what_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).mkdir()
+    with pytest.raises(WriteFailed, match=r"cannot write .*\.lock: "), locked(tmp_path):
+        pass

@@ -281,12 +281,13 @@ def _acquire(path: Path, what: str, option: str) -> "FileLock":
     file = path / LOCK_FILE
     # An open run may be left in another thread than the one that opened it: thread_local=False.
     lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise InvalidRequest(
-            f"{_holder(file)} writes to this {what}; wait for it or end it, or choose another {option}: {path}"
-        ) from error
+    with writing(file):
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise InvalidRequest(
+                f"{_holder(file)} writes to this {what}; wait for it or end it, or choose another {option}: {path}"
+            ) from error
     return lock
 
 

@@ -187,3 +187,24 @@ def test_watching_goes_on_until_it_is_interrupted_and_says_only_what_is_new(
     assert capsys.readouterr().out.count("recipe") == 2
     assert main(["runs", str(tmp_path), "--watch", "--json"]) == 2
     assert [each.run.name for each in list_runs(tmp_path)] == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_read_hides_no_run_and_pages_are_not_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", 1)
+    for name in ("another's", "run/iteration_000001"):
+        (tmp_path / name).mkdir()
+    looked_in: list[str] = []
+    scandir = os.scandir
+
+    def refused(folder: Path):
+        looked_in.append(folder.name)
+        if folder.name == "another's":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert [standing.run.name for standing in list_runs(tmp_path)] == ["run"]
+    assert "another's" in looked_in
+    assert "iteration_000001" not in looked_in

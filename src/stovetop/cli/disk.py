@@ -24,13 +24,20 @@ from stovetop.tracking.rollout_rows import ROLLOUTS_FOLDER
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links are not followed. What goes meanwhile counts nothing."""
+    """Bytes of a file, or of all files below a folder; links are not followed. What goes meanwhile, or cannot be read,
+    counts nothing."""
     try:
-        if path.is_dir() and not path.is_symlink():
-            return sum(map(size_of, path.iterdir()))
-        return path.lstat().st_size
-    except FileNotFoundError:
+        is_folder = path.is_dir() and not path.is_symlink()
+        return sum(map(size_of, _entries(path))) if is_folder else path.lstat().st_size
+    except OSError:
         return 0
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def shown_size(num_bytes: int) -> str:
@@ -56,7 +63,7 @@ class DiskUse(NamedTuple):
 def disk_use(folder: Path) -> DiskUse:
     """What takes the room in the folder of a run."""
     sizes = {"checkpoints": 0, "pages": 0, "records": 0, "other": 0}
-    for entry in folder.iterdir():
+    for entry in _entries(folder):
         if entry.name == STATES_FOLDER:
             kind = "checkpoints"
         elif entry.name.startswith("iteration_") or entry.suffix == ".html":

@@ -14,7 +14,7 @@ from stovetop.cli.evaluation_report import Report, SetReport, reports_against, s
 from stovetop.cli.interrupts import run_interruptibly, same_command
 from stovetop.cli.weights import Weights, weights_of
 from stovetop.cli.words import Action, count, temperature
-from stovetop.durable import write_file
+from stovetop.durable import make_folders, write_file, writing
 from stovetop.errors import InvalidRequest
 from stovetop.evaluation.example_set import Evaluation, ExampleSet, evaluate
 from stovetop.evaluation.rows import RowKey, Settings, open_rows, read_rows, refuse_other_settings
@@ -189,7 +189,8 @@ async def _evaluate(plan: Plan) -> None:
         tools = stack.enter_context(open_tools(plan.sets, judge=judge))
         asking = replace(plan.asking, context_tokens=context_length_of(service, client.get_base_model()))
         made = [(loaded, loaded.make(renderer, asking, tools)) for loaded in plan.sets]
-        plan.out.mkdir(parents=True, exist_ok=True)
+        with writing(plan.out):
+            make_folders(plan.out)
         stack.enter_context(locked(plan.out, "evaluation", "--out"))
         reports: list[SetReport] = []
         for loaded, example_set in made:

@@ -13,7 +13,7 @@ from stovetop.cli.sweep_table import show_sweep
 from stovetop.cli.tables import print_table
 from stovetop.cli.words import Action
 from stovetop.client import ServiceClient
-from stovetop.durable import make_folders
+from stovetop.durable import make_folders, writing
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.kitchen.run_config import RunConfig
 from stovetop.run_folder import locked
@@ -172,7 +172,8 @@ def _show_plan(plan: Plan) -> None:
 
 def _carry_out(plan: Plan, words: Sequence[str]) -> None:
     continued(plan.folder, plan.asked)  # refused before anything is written
-    make_folders(plan.folder)
+    with writing(plan.folder):
+        make_folders(plan.folder)
     failed: dict[Path, Exception] = {}
     with locked(plan.folder, "sweep", "folder"):
         asked = store_sweep(plan.folder, plan.asked)

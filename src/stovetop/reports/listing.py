@@ -1,7 +1,8 @@
 """The runs in a folder, as a table that may be kept up to date on a terminal."""
 
+import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
 DEPTH = 3  # how many folders down runs are looked for
+NO_RUNS = (".", "iteration_")  # what begins so has none in it; of the latter a run has thousands
 NUM_VALUES = 3  # of its last numbers, in the table
 
 
@@ -25,15 +27,24 @@ def list_runs(folder: Path) -> Iterator[Standing]:
 
 def run_folders(folder: Path) -> list[Path]:
     """Where runs are, in a folder and in those up to DEPTH below it, in order."""
-    return [path for path in sorted(_folders(folder, DEPTH)) if (path / MARK_FILE).is_file()]
+    return sorted(_runs_below(folder, DEPTH))
 
 
-def _folders(folder: Path, depth: int) -> Iterable[Path]:
-    yield folder
-    if depth > 0 and folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.name.startswith("."):
-                yield from _folders(entry, depth - 1)
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            is_folder = {entry.name: _is_folder(entry) for entry in entries if not entry.name.startswith(NO_RUNS)}
+    except OSError:  # it is gone meanwhile, or not ours to read: it hides no other
+        return
+    if is_folder.get(MARK_FILE) is False:
+        yield folder
+    for name in is_folder if depth > 0 else ():
+        if is_folder[name]:
+            yield from _runs_below(folder / name, depth - 1)
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()  # the first is False where it may not look
 
 
 def as_cells(standing: Standing) -> dict[str, str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stovetop.durable import make_folders, write_file
+from stovetop.durable import make_folders, write_file, writing
 from stovetop.errors import AuthenticationError, InvalidRequest, StovetopError
 from stovetop.server.limits import OF_A_KEY, UNLIMITED, OwnerLimits
 
@@ -196,7 +196,8 @@ def digest_of(key: str) -> str:
 @contextmanager
 def _changing(storage: Path) -> Generator[list[Key]]:
     """The keys, which are written when the block is left. One process at a time."""
-    make_folders(storage)
+    with writing(storage):
+        make_folders(storage)
     path = storage / FILE
     with FileLock(storage / "keys.lock", timeout=30):
         keys = list(read_keys(path))

@@ -22,7 +22,7 @@ import uvicorn
 from filelock import FileLock, Timeout
 
 from stovetop.backends.in_process import InProcessServiceClient
-from stovetop.durable import make_folders
+from stovetop.durable import make_folders, writing
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.server.activity import Activity
 from stovetop.server.app import Doors, make_app
@@ -181,7 +181,8 @@ def _names(service: InProcessServiceClient) -> list[str | None]:
 def _alone_in(storage: Path) -> Generator[None]:
     """The folder is this server's alone while it runs. A folder in which others have saved is refused: what no row of
     the journal speaks of is removed there."""
-    make_folders(storage)
+    with writing(storage):
+        make_folders(storage)
     lock = FileLock(storage / "server.lock", blocking=False)
     try:
         with lock:
