@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitchen.stages.configs import RLConfig, SupervisedConfig, write_chats, write_problems
-from stovetop import durable
+from stovetop import durable, retention
 from stovetop.backends import recording
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.checkpoint_users import USED_BY_FILE, being_read, note_uses
@@ -206,6 +206,21 @@ def test_a_checkpoint_that_has_lost_its_state_or_a_policy_is_none_of_the_last(tm
     kept = plan(run, Keep(2)).kept
     assert [each.record.name for each in kept] == [records[-4].name, records[-2].name, records[-1].name]
     assert [record.name for record in remaining(run)] == [record.name for record in records]
+
+
+def test_of_a_long_run_the_disk_is_not_asked_for_what_was_deleted_nor_rows_for_other_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = supervised(tmp_path, "1 lowest:test/nll", num_epochs=2)
+    train(config, SUPERVISED)
+    run = Path(config.log_path)
+    asked, read = list[str](), list[int]()
+    locate, from_row = retention.located, retention.metrics_from_row
+    monkeypatch.setattr(retention, "located", lambda path, log_dir: (asked.append(path), locate(path, log_dir))[1])
+    monkeypatch.setattr(retention, "metrics_from_row", lambda row: (read.append(row["step"]), from_row(row))[1])
+    assert [each.record.name for each in plan(run, parse_keep("1 lowest:test/nll")).kept] == names_there(run)
+    assert {Path(path).name for path in asked} == {*names_there(run)}
+    assert read == [load_checkpoints_file(run)[-1].batch]
 
 
 # ---- what cannot be deleted ------------------------------------------------------------------------------------------

@@ -101,21 +101,29 @@ class CheckpointRecord:
 def load_checkpoints_file(log_dir: str | Path) -> list[CheckpointRecord]:
     """All rows, none when there is no file. Paths are where the folders lie now: the directory may have been moved."""
     log_dir = Path(log_dir).expanduser().resolve()
-    return [
-        replace(
-            record,
-            state_path=located(record.state_path, log_dir),
-            sampler_path=located(record.sampler_path, log_dir),
-            policy_paths=tuple(located(path, log_dir) for path in record.policy_paths),
-            reference_path=located(record.reference_path, log_dir),
-        )
-        for record in parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
-    ]
+    return [located_record(record, log_dir) for record in _rows(log_dir)]
 
 
 def get_last_checkpoint(log_dir: str | Path, required_key: str = "state_path") -> CheckpointRecord | None:
     """The last row that has this key. Its folder has not been opened: see `resume_or_create`."""
-    return next((record for record in reversed(load_checkpoints_file(log_dir)) if record.has(required_key)), None)
+    log_dir = Path(log_dir).expanduser().resolve()
+    last = next((record for record in reversed(_rows(log_dir)) if record.has(required_key)), None)
+    return None if last is None else located_record(last, log_dir)
+
+
+def _rows(log_dir: Path) -> list[CheckpointRecord]:
+    return parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
+
+
+def located_record(record: CheckpointRecord, log_dir: Path) -> CheckpointRecord:
+    """With its paths where the folders lie now."""
+    return replace(
+        record,
+        state_path=located(record.state_path, log_dir),
+        sampler_path=located(record.sampler_path, log_dir),
+        policy_paths=tuple(located(path, log_dir) for path in record.policy_paths),
+        reference_path=located(record.reference_path, log_dir),
+    )
 
 
 @overload

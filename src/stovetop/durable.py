@@ -357,26 +357,33 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return parse_rows(path, lambda row: row)
 
 
-def parse_rows(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
+def parse_rows(
+    path: Path, parse: Callable[[dict[str, Any]], T], *, wanted: Callable[[bytes], bool] = lambda line: True
+) -> list[T]:
     """The same rows, as what `parse` makes of each. A row that it refuses with a ValueError, or that is no JSON object,
-    is an error that names the file and the line."""
+    is an error that names the file and the line. Lines that are not `wanted` are not looked into."""
+    rows: list[T] = []
     try:
-        *lines, tail = path.read_bytes().split(b"\n")
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    log.warning("%s: row %d was cut off by a crash and is left out", path, number)
+                elif wanted(line):
+                    rows.append(_parsed(path, number, line[:-1], parse))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StovetopError(f"cannot read {path}: {error.strerror or error}") from error
-    if tail:
-        log.warning("%s: row %d was cut off by a crash and is left out", path, len(lines) + 1)
-    rows: list[T] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(parse(_object(line)))
-        except (ValueError, RecursionError) as error:
-            raise StovetopError(
-                f"{path}, line {number}: {error}; repair or remove the line, which is: {line[:80]!r}"
-            ) from error
     return rows
+
+
+def _parsed(path: Path, number: int, line: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        return parse(_object(line))
+    except (ValueError, RecursionError) as error:
+        raise StovetopError(
+            f"{path}, line {number}: {error}; repair or remove the line, which is: {line[:80]!r}"
+        ) from error
 
 
 def parse_last_rows(path: Path, parse: Callable[[dict[str, Any]], T], max_bytes: int) -> list[T]:

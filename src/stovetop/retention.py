@@ -17,15 +17,16 @@ same again, that goes too; `stovetop prune` deletes all that no row names, after
 
 import logging
 import math
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from stovetop.checkpoint_users import home_of, is_being_read, no_new_users, user_of
-from stovetop.checkpoints import COPY_FILE, CheckpointRecord, load_checkpoints_file, located
+from stovetop.checkpoints import COPY_FILE, CheckpointRecord, located, located_record
 from stovetop.client import ServiceClient
 from stovetop.concurrency import in_thread
 from stovetop.durable import MANIFEST, append_row, parse_rows, read_rows
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 DELETED_FILE = "deleted.jsonl"
 DEFAULT_KEEP = "2"
 ALL = "all"
+_STEP = re.compile(rb'"step"\s*:\s*(\d+)')  # in a row of metrics
 _FORM = (
     "all, or a number of checkpoints from 1 on, and behind it maybe the best by a metric: 2, '2 lowest:test/nll', "
     "'2 highest:env/all/reward/total'"
@@ -160,8 +162,10 @@ def plan(log_dir: Path, keep: Keep) -> Plan:
     deleted = _deleted(log_dir)
 
     def is_there(path: str) -> bool:
-        lies_at = located(path, log_dir)
-        return path not in deleted and (not Path(lies_at).is_absolute() or (Path(lies_at) / MANIFEST).is_file())
+        if path in deleted:  # of a long run, most are: the disk is not asked
+            return False
+        lies_at = Path(located(path, log_dir))
+        return not lies_at.is_absolute() or (lies_at / MANIFEST).is_file()
 
     def usable(record: CheckpointRecord) -> CheckpointRecord:
         """Without a state from which no run goes on: it, or a policy of it, is gone."""
@@ -169,7 +173,7 @@ def plan(log_dir: Path, keep: Keep) -> Plan:
         return record if all(map(is_there, needed)) else replace(record, state_path=None)
 
     there = [row for row in rows if any(is_there(path) for path in (row.state_path, row.sampler_path) if path)]
-    steps = parse_rows(log_dir / METRICS_FILE, metrics_from_row) if keep.best else []
+    steps = _rows_at({row.batch for row in there}, log_dir) if keep.best else []
     users = {path: user for record in there for path in paths_of(record) if (user := _user(path, log_dir))}
     reasons = choose([*map(usable, there)], keep, {int(row["step"]): row for row in steps}, users)
     kept = [Kept(there[index], reason) for index, reason in reasons.items()]
@@ -186,12 +190,21 @@ def plan(log_dir: Path, keep: Keep) -> Plan:
     )
 
 
+def _rows_at(steps: Set[int | None], log_dir: Path) -> list[dict[str, float]]:
+    """The metrics of these steps. Of a long run few rows are read, for it is asked at each of its checkpoints."""
+
+    def wanted(line: bytes) -> bool:
+        step = _STEP.search(line)
+        return step is None or int(step[1]) in steps
+
+    return parse_rows(log_dir / METRICS_FILE, metrics_from_row, wanted=wanted)
+
+
 def remaining(log_dir: Path) -> list[CheckpointRecord]:
     """The rows of a run's checkpoints that were not deleted."""
     deleted = _deleted(log_dir)
     rows = parse_rows(log_dir / CHECKPOINTS_FILE, CheckpointRecord.from_dict)
-    is_left = [not ({row.state_path, row.sampler_path} & deleted) for row in rows]
-    return [record for record, left in zip(load_checkpoints_file(log_dir), is_left, strict=True) if left]
+    return [located_record(row, log_dir) for row in rows if not {row.state_path, row.sampler_path} & deleted]
 
 
 def unnamed(folder: Path) -> list[Path]:
@@ -199,9 +212,10 @@ def unnamed(folder: Path) -> list[Path]:
     of the rows: it was saved by hand, or the run was killed before the row was written."""
     named: set[str] = set()
     for run in runs_within(folder):
+        deleted = _deleted(run)
         for file in (CHECKPOINTS_FILE, COPY_FILE):
             rows = parse_rows(run / file, CheckpointRecord.from_dict)
-            named |= {located(path, run) for row in rows for path in paths_of(row)}
+            named |= {located(path, run) for row in rows for path in paths_of(row) if path not in deleted}
     return [saved for run in runs_within(folder) for saved in saved_folders(run) if str(saved) not in named]
 
 
@@ -272,11 +286,13 @@ class Retention:
 
     def _say_what_is_not_known(self, planned: Plan) -> None:
         """A metric that no checkpoint has keeps none."""
-        saved = {kept.record.batch for kept in planned.kept}
+        saved = _rows_at({kept.record.batch for kept in planned.kept}, self._log_dir) if self._keep.best else []
         for best in self._keep.best:
+            if best.metric in self._said or any(best.metric in row for row in saved):
+                continue
             rows = parse_rows(self._log_dir / METRICS_FILE, metrics_from_row)
             steps = [int(row["step"]) for row in rows if best.metric in row]
-            if saved & {*steps} or steps == [0]:
+            if steps == [0]:
                 continue
             found = f"so far only steps {steps[:5]} have it" if steps else "so far no row has it"
             self._say(
