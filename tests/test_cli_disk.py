@@ -117,6 +117,24 @@ def test_a_copy_that_lacks_its_checkpoints_frees_nothing_of_the_original(run: Pa
     assert names_of(run) == before
 
 
+def test_a_copy_frees_nothing_at_a_server_while_the_original_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with open_run(run, Config(str(run)), console=False):
+        rows = [
+            {"name": f"{batch}", "batch": batch, "state_path": f"tinker://s/weights/{batch}"} for batch in (1, 2, 3)
+        ]
+        (run / "checkpoints.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns(".lock"))
+    for folder, says in ((copy, "there is nothing to delete"), (run, "tinker://s/weights/1")):
+        assert main(["prune", str(folder), "--dry-run"]) == 0
+        assert says in capsys.readouterr().out
+    shutil.rmtree(run)
+    assert main(["prune", str(copy), "--dry-run"]) == 0
+    assert "tinker://s/weights/1" in capsys.readouterr().out
+
+
 def test_what_takes_the_room_is_listed_the_largest_first(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,6 +177,8 @@ def pruning_of(folder: Path, keep: str | None) -> Pruning:
             lies_at = located(doomed.path, run)
             if Path(lies_at).is_absolute() and folder not in Path(lies_at).parents:
                 continue  # it lies elsewhere: a copy of the run names what is the original's
+            if not Path(lies_at).is_absolute() and _is_copy(run):
+                continue  # likewise, at the server
             if Path(lies_at).is_absolute() and not Path(lies_at).is_dir():
                 continue
             num_bytes = size_of(Path(lies_at)) if Path(lies_at).is_absolute() else None
@@ -187,6 +189,12 @@ def pruning_of(folder: Path, keep: str | None) -> Pruning:
             doomed = Doomed(str(saved), saved.name)
             pruning.goes.append(Goes(home, doomed, str(saved), "no checkpoint names it", size_of(saved)))
     return pruning
+
+
+def _is_copy(run: Path) -> bool:
+    """Whether the run that this one was copied from is still there, as far as its config tells."""
+    log_path = read_config(run).config.get("log_path")
+    return isinstance(log_path, str) and is_run(Path(log_path)) and not Path(log_path).samefile(run)
 
 
 def _keep_of(run: Path) -> str:
