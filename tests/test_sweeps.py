@@ -190,7 +190,7 @@ def test_a_run_that_fails_fails_alone_and_is_tried_again(
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_recipes_of_several_phases_are_swept_too(tmp_path: Path, at_once: int) -> None:
-    words = ("seed=0,1", "max_steps=1", "num_games=16", f"at_once={at_once}")
+    words = ("seed=0,1", "max_steps=1", "num_games=16", "dtype=None", f"at_once={at_once}")  # the fake has no dtype
     assert sweep(tmp_path / "s", *words, recipe="guess_number:small") == 0
     results = results_of(tmp_path / "s", read_sweep(tmp_path / "s"))
     assert results.metric == "test/env/all/reward/total"
