@@ -356,6 +356,19 @@ def test_a_checkpoint_stays_while_a_process_reads_it_and_goes_with_the_next_one(
         pass  # one that is gone, and a server's
 
 
+def test_where_it_cannot_be_told_what_is_used_all_stay_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with recording.open_service(run) as service:
+        asyncio.run(save(service, run, 1))
+        (run / USED_BY_FILE).write_text('{"path": "x"\n')
+        asyncio.run(save(service, run, 2))
+    assert names_there(run) == ["000001", "000002", "000003"]
+    assert caplog.text.count("no checkpoint is deleted, for it cannot be told which are needed: ") == 1
+    assert "used_by.jsonl, line 1" in caplog.text
+
+
 # ---- what no row names -----------------------------------------------------------------------------------------------
 
 

@@ -249,7 +249,11 @@ class Retention:
             await in_thread(lambda: self._apply(service))
 
     def _apply(self, service: ServiceClient) -> None:
-        planned = plan(self._log_dir, self._keep)
+        try:
+            planned = plan(self._log_dir, self._keep)
+        except (StovetopError, OSError) as error:  # such as used_by.jsonl, which others write, and people edit
+            self._say("plan", f"no checkpoint is deleted, for it cannot be told which are needed: {error}")
+            return
         doomed = [each for each in planned.doomed if self._is_ours(each)]
         if doomed:
             self._say_what_is_not_known(planned)
