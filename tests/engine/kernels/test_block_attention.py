@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stovetop.engine.kernels import block_attention
 from stovetop.engine.kernels.arithmetic import Fast, RowExact
-from stovetop.engine.kernels.block_attention import attention_gradients
+from stovetop.engine.kernels.block_attention import attention_gradients, causal_run, causal_run_gradients
 from stovetop.engine.kernels.sight import How, Seen, Sight
 
 HEADS, GROUPS, SIZE, VALUE_SIZE = 4, 2, 8, 6
@@ -40,6 +40,24 @@ def plain(leaves: list[Tensor], sight: Sight, how: How) -> Tensor:
         sinks = how.sinks_H[None, :, None, None].expand(*scores.shape[:3], 1)
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ value
     return scores.softmax(-1) @ value
+
+
+@pytest.mark.parametrize("score_bytes", [32 * 2**20, 4 * HEADS * 50 * 7])  # whole, and 7 query rows at a time
+def test_a_run_that_attends_where_it_lies_has_the_gradients_of_plain_attention(
+    score_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(block_attention.SCORE_BYTES, "cpu", score_bytes)
+    leaves, sight = inputs(50, 50, SIZE)
+    out = plain(leaves, sight, KINDS["plain"])
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    expected = torch.autograd.grad(out, leaves, d_out)
+    for call in range(2):
+        own = [leaf.detach()[call] for leaf in leaves]
+        out_HND, log_sum_HN = causal_run(own[0], own[1], own[2], 0.3)
+        torch.testing.assert_close(out_HND, out[call].detach(), atol=1e-5, rtol=1e-4)
+        ours = causal_run_gradients(own[0], own[1], own[2], 0.3, out_HND, log_sum_HN, d_out[call])
+        for one, other in zip(ours, expected, strict=True):
+            torch.testing.assert_close(one, other[call], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("score_bytes", [32 * 2**20, 4 * 2 * HEADS * 128 * 7])  # whole, and 7 query rows at a time

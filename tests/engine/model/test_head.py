@@ -58,6 +58,26 @@ def test_the_written_out_backward_pass_is_autograds(bend: tuple[float, float | N
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("multiplier", [1.0, 0.3])
+def test_what_is_computed_on_the_way_there_gives_the_same_gradient(multiplier: float) -> None:
+    """Rows 1 and 3 have one pair each, and no adapter trains the head."""
+    hidden_NE, head = made()
+    head = replace(head, low_ranks=(), multiplier=multiplier)
+    rows_P, targets_P = torch.tensor([5, 3, 0, 0, 1]), torch.tensor([1, 4, 4, 19, 0])
+    weight_P = torch.linspace(-1, 1, 5, dtype=torch.float64) + 0.1
+
+    def gradient(scored_P: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((scored_P * weight_P).sum(), [hidden_NE])[0]
+
+    logits_NV = (hidden_NE @ head.weight_VE.t() + head.bias_V) * multiplier / 0.6
+    expected = logits_NV.log_softmax(-1)[rows_P, targets_P]
+    expected_gradient = gradient(expected)
+    for trained_P in (None, torch.tensor([True, False, True, True, True]), torch.zeros(5, dtype=torch.bool)):
+        ours = pair_logprobs(head, hidden_NE, rows_P, targets_P, 0.6, trained_P)
+        torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(gradient(ours), expected_gradient)
+
+
 def test_rows_whose_gradient_is_zero_get_none() -> None:
     hidden_NE, head = made()
     weight_P = torch.tensor([1.0, 0, 0, 0, 0, 0, 0], dtype=torch.float64)

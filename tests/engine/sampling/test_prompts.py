@@ -112,6 +112,14 @@ def test_what_is_kept_is_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch
     assert found.num_tokens <= 100
 
 
+def test_no_more_prompts_are_kept_than_can_be_looked_through(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "KEPT_PROMPTS", 3)
+    found = engine._sampler._prompts._kept  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    for seed in range(5):
+        tiny.run(engine, op(tiny.tokens(30, seed)))
+    assert (len(found), found.num_tokens) == (3, 90)
+
+
 def test_logprobs_of_a_prompt_are_computed_whole_and_in_any_pieces_the_same(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from stovetop.engine.training.loss_math import cispo, cross_entropy, dro, importance_sampling, loss_sum, sequence_ratio
+from stovetop.engine.training.loss_math import (
+    can_train,
+    cispo,
+    cross_entropy,
+    dro,
+    importance_sampling,
+    loss_sum,
+    sequence_ratio,
+)
 from stovetop.losses import CISPO, DRO, GSPO, LOSSES, PPO, CrossEntropy, ImportanceSampling, Loss, parse_loss
 
 LOGPROBS, SAMPLED, ADVANTAGES = [-1.0, -2.0, -0.5], [-1.5, -1.0, -0.5], [1.0, 1.0, -1.0]
@@ -114,3 +122,18 @@ def test_on_policy_every_rl_loss_has_the_gradient_of_reinforce(loss: Loss) -> No
 
 def test_cross_entropy_has_no_temperature() -> None:
     assert not hasattr(CrossEntropy(), "temperature")
+
+
+@pytest.mark.parametrize("loss", [each() for each in LOSSES.values()], ids=list(LOSSES))
+def test_what_is_said_not_to_train_has_no_gradient(loss: Loss) -> None:
+    """And what is said to can have one."""
+    logprobs_N = torch.tensor([-0.5, -1.0, -1.5, -0.1]).requires_grad_()
+    coefficients_N = torch.tensor([1.0, 0.0, -2.0, 0.0])
+    inputs = {
+        "weights": coefficients_N,
+        "logprobs": torch.tensor([-0.6, -0.9, -1.5, -0.4]),
+        "advantages": coefficients_N,
+        "sequence_ratio_mask": torch.ones(4),
+    }
+    (gradient_N,) = torch.autograd.grad(loss_sum(loss, logprobs_N, inputs), logprobs_N)
+    assert torch.equal(can_train(loss, inputs), gradient_N != 0)

@@ -68,6 +68,10 @@ class Arithmetic(Protocol):
         """Adds x·Wᵀ to `out_NO`, in place. All have one dtype."""
         ...
 
+    def attends_in_runs(self, device: torch.device) -> bool:
+        """Whether plain causal attention of a run of tokens on its own may be computed by `causal_run`."""
+        ...
+
     def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
         """(S, H, Q, D). Not differentiable: see `block_attention.attention_gradients`."""
         ...
@@ -114,6 +118,9 @@ class Fast:
 
     def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
         out_NO.addmm_(x_NI, weight_OI.t())
+
+    def attends_in_runs(self, device: torch.device) -> bool:
+        return device.type == "cpu"
 
     def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
         key_SGLD, value_SGLD, sight = own
@@ -270,6 +277,9 @@ class RowExact:
 
     def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
         out_NO += self.linear(x_NI, weight_OI)
+
+    def attends_in_runs(self, device: torch.device) -> bool:
+        return False
 
     def attention(self, query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
         return row_exact(query_SHQD, own, how)

@@ -14,14 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stovetop.engine.kernels.arithmetic import Arithmetic
-from stovetop.engine.kernels.block_attention import attention_gradients
+from stovetop.engine.kernels.block_attention import attention_gradients, causal_run, causal_run_gradients
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.packing import Pack, Segment
 from stovetop.engine.kernels.shared_prefix import PrefixPass
@@ -57,6 +57,13 @@ class _Bucket:
     sight: Sight
 
 
+class _Layout(NamedTuple):
+    """How the segments of a pack attend: each of `runs` to itself, where it lies; those of a bucket together."""
+
+    runs: list[slice]
+    buckets: list[_Bucket]
+
+
 class PackedAttention:
     """Attention within a pack. Differentiable."""
 
@@ -73,11 +80,22 @@ class PackedAttention:
             out_NHD = self._by_kernel(query_HND, key_GND, value_GND, how)
             if out_NHD is not None:
                 return out_NHD
-        return _PackedAttention.apply(query_HND, key_GND, value_GND, self._buckets, how, self._arithmetic)
+        same_size = query_HND.shape[-1] == value_GND.shape[-1]
+        has_runs = how.is_plain and same_size and self._arithmetic.attends_in_runs(self._device)
+        layout = self._in_runs if has_runs else self._in_buckets
+        return _PackedAttention.apply(query_HND, key_GND, value_GND, layout, how, self._arithmetic)
 
     @functools.cached_property
-    def _buckets(self) -> "list[_Bucket]":
-        return _buckets(self._segments, self._device)
+    def _in_runs(self) -> "_Layout":
+        """Segments that see only themselves are attended where they lie."""
+        alone = [segment for segment in self._segments if not segment.above]
+        others = [segment for segment in self._segments if segment.above]
+        runs = [slice(segment.start, segment.start + segment.length) for segment in alone]
+        return _Layout(runs, _buckets(others, self._device))
+
+    @functools.cached_property
+    def _in_buckets(self) -> "_Layout":
+        return _Layout([], _buckets(self._segments, self._device))
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -90,13 +108,18 @@ class _PackedAttention(torch.autograd.Function):
         query_HND: Tensor,
         key_GND: Tensor,
         value_GND: Tensor,
-        buckets: list[_Bucket],
+        layout: _Layout,
         how: How,
         arithmetic: Arithmetic,
     ) -> Tensor:
         num_heads, num_rows, _ = query_HND.shape
         out_NHD = query_HND.new_empty(num_rows, num_heads, value_GND.shape[-1])
-        for bucket in buckets:
+        log_sums: list[Tensor] = []
+        for run in layout.runs:
+            out_HND, log_sum_HN = causal_run(query_HND[:, run], key_GND[:, run], value_GND[:, run], how.scale)
+            out_NHD[run] = out_HND.transpose(0, 1)
+            log_sums.append(log_sum_HN)
+        for bucket in layout.buckets:
             query_SHQD, key_SGLD, value_SGLD = _of_bucket(bucket, query_HND, key_GND, value_GND)
             padding = (0, 0, 0, -bucket.key_SL.shape[1] % arithmetic.key_multiple)
             if padding[-1]:
@@ -104,16 +127,21 @@ class _PackedAttention(torch.autograd.Function):
             out_SHQD = arithmetic.attention(query_SHQD, Seen(key_SGLD, value_SGLD, bucket.sight), how)
             out_NHD[bucket.query_SQ] = out_SHQD.transpose(1, 2)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(query_HND, key_GND, value_GND, out_NHD)
-            ctx.buckets, ctx.how = buckets, how
+            ctx.save_for_backward(query_HND, key_GND, value_GND, out_NHD, *log_sums)
+            ctx.layout, ctx.how = layout, how
         return out_NHD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query_HND, key_GND, value_GND, out_NHD = ctx.saved_tensors
+        query_HND, key_GND, value_GND, out_NHD, *log_sums = ctx.saved_tensors
         d_query_HND = torch.empty_like(query_HND)
         d_key_GND, d_value_GND = torch.zeros_like(key_GND), torch.zeros_like(value_GND)
-        for bucket in ctx.buckets:
+        out_HND, d_out_HND = out_NHD.transpose(0, 1), gradients[0].transpose(0, 1)
+        for run, log_sum_HN in zip(ctx.layout.runs, log_sums, strict=True):
+            query, key, value, out, d_out = (t[:, run] for t in (query_HND, key_GND, value_GND, out_HND, d_out_HND))
+            own = causal_run_gradients(query, key, value, ctx.how.scale, out, log_sum_HN, d_out)
+            d_query_HND[:, run], d_key_GND[:, run], d_value_GND[:, run] = own
+        for bucket in ctx.layout.buckets:
             query_SHQD, key_SGLD, value_SGLD = _of_bucket(bucket, query_HND, key_GND, value_GND)
             out_SHQD, d_out_SHQD = (t[bucket.query_SQ].transpose(1, 2) for t in (out_NHD, gradients[0]))
             d_query_SHQD, d_key_SGLD, d_value_SGLD = attention_gradients(

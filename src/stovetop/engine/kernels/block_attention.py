@@ -134,6 +134,51 @@ def attention_gradients(
     return AttentionGradients(d_query_SHQD, d_key_SGLD, d_value_SGLD)
 
 
+def causal_run(query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Plain causal attention within one run of tokens on a CPU: (H, N, D), and the logarithms of the sums of the
+    exponentials of the scores (H, N), from which `causal_run_gradients` has the weights again."""
+    out_1HND, log_sum_1HN = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query_HND[None], key_GND[None], value_GND[None], 0.0, True, scale=scale
+    )
+    return out_1HND[0], log_sum_1HN[0]
+
+
+def causal_run_gradients(
+    query_HND: Tensor,
+    key_GND: Tensor,
+    value_GND: Tensor,
+    scale: float,
+    out_HND: Tensor,
+    log_sum_HN: Tensor,
+    d_out_HND: Tensor,
+) -> AttentionGradients:
+    """Of the same. Scores and weights are float32; the products with them are in the dtype of the model, and summed in
+    float32, as in the forward pass."""
+    (heads, num_rows, size), groups = query_HND.shape, key_GND.shape[0]
+    dtype, by_group = query_HND.dtype, (groups, -1)
+    d_query_HND = torch.empty_like(query_HND)
+    key_GDN, value_GDN = (_precise(t).transpose(1, 2) for t in (key_GND, value_GND))
+    d_key_GND, d_value_GND = torch.zeros_like(key_GND), torch.zeros_like(value_GND)
+    along_HN1 = (_precise(d_out_HND) * out_HND).sum(-1, keepdim=True)
+    for rows in _runs_of_rows(num_rows, SCORE_BYTES["cpu"] // (4 * heads * num_rows)):
+        own = lambda t: t[:, rows].reshape(*by_group, t.shape[-1])  # noqa: B023, E731
+        query, d_out, keys = own(query_HND), own(d_out_HND), slice(0, rows.stop)
+        log_sum, along = own(log_sum_HN[..., None]), own(along_HN1)
+        weights = torch.baddbmm(log_sum, _precise(query) * scale, key_GDN[..., keys], beta=-1).exp_()
+        weights.unflatten(1, (-1, rows.stop - rows.start)).tril_(rows.start)
+        d_scores = torch.baddbmm(along, _precise(d_out), value_GDN[..., keys], beta=-1).mul_(weights)
+        weights, d_scores = weights.to(dtype), d_scores.mul_(scale).to(dtype)
+        d_query_HND[:, rows] = torch.bmm(d_scores, key_GND[:, keys]).view(heads, -1, size)
+        d_key_GND[:, keys].baddbmm_(d_scores.transpose(1, 2), query)
+        d_value_GND[:, keys].baddbmm_(weights.transpose(1, 2), d_out)
+    return AttentionGradients(d_query_HND, d_key_GND, d_value_GND)
+
+
+def _runs_of_rows(num_rows: int, size: int) -> Iterator[slice]:
+    for start in range(0, num_rows, max(1, size)):
+        yield slice(start, min(start + max(1, size), num_rows))
+
+
 def _softmax(scores_CRL: Tensor, sinks_H: Tensor | None, groups: int) -> Tensor:
     if sinks_H is None:
         return scores_CRL.softmax(-1)

@@ -1,9 +1,13 @@
 # pyright: basic
 """From hidden states to log-probabilities of given tokens, without a [tokens, vocabulary] tensor of the whole batch.
 
-The output head is applied to a chunk of rows at a time, forward and backward; the backward pass is written by hand and
-computes the logits again. A row may be asked for any number of targets (a shared prompt, soft targets), so what is
-asked is a list of pairs (row, token); rows whose pairs all have gradient zero are skipped in the backward pass.
+The output head is applied to a chunk of rows at a time. A row may be asked for any number of targets (a shared prompt,
+soft targets), so what is asked is a list of pairs (row, token). Both backward passes are written by hand:
+
+    _OnePairARow   z = h·Wᵀ, p = softmax(z): d logprob / d h = (onehot(target) - p)·W is computed on the way there,
+                   while p is in the cache, so that the backward pass needs no logits
+    _PairLogprobs  any pairs, a head that an adapter trains, soft-capped logits: computes the logits again, for the
+                   rows with a gradient that is not zero
 
 Shapes: `N` rows, `E` hidden size, `V` vocabulary, `P` pairs, `C` rows of one chunk, `R` rank of an adapter of the head.
 """
@@ -20,6 +24,7 @@ from stovetop.engine.lora.low_rank import ALL, LowRank, Part
 
 # of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
 CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
+SOFTMAX_BYTES = 3 * 2**20  # of those that a CPU makes probabilities of at one time
 MIN_CHUNK_ROWS = 64  # fewer would read the weights more often than they compute with them
 
 
@@ -79,14 +84,83 @@ def _precision(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
-def pair_logprobs(head: Head, hidden_NE: Tensor, rows_P: Tensor, targets_P: Tensor, temperature: float = 1.0) -> Tensor:
+def pair_logprobs(
+    head: Head,
+    hidden_NE: Tensor,
+    rows_P: Tensor,
+    targets_P: Tensor,
+    temperature: float = 1.0,
+    trained_P: Tensor | None = None,
+) -> Tensor:
     """log softmax(logits(row) / temperature)[target] for each pair, (P,) float32. Differentiable in the hidden states
-    and in the factors of the head's adapter, of which there may be one, for all rows."""
+    and in the factors of the head's adapter, of which there may be one, for all rows. `trained_P` says which pairs can
+    have a gradient other than zero (None: all); it is no promise, and saves time where most have none."""
+    single_P = _is_alone(head, hidden_NE, rows_P, trained_P)
+    if single_P is None:
+        return _of_any_pairs(head, hidden_NE, rows_P, targets_P, temperature)
+    singles_S, others_S = single_P.nonzero()[:, 0], (~single_P).nonzero()[:, 0]
+    out_S = _OnePairARow.apply(hidden_NE, head, rows_P[singles_S], targets_P[singles_S], temperature)
+    if len(others_S) == 0:
+        return out_S
+    others = _of_any_pairs(head, hidden_NE, rows_P[others_S], targets_P[others_S], temperature)
+    return torch.cat([out_S, others])[torch.argsort(torch.cat([singles_S, others_S]))]
+
+
+def _is_alone(head: Head, hidden_NE: Tensor, rows_P: Tensor, trained_P: Tensor | None) -> Tensor | None:
+    """Which pairs are the only one of their row, and trained; None where the head has no gradient of its logits that is
+    known on the way there, or none is asked for."""
+    is_plain = head.softcap is None and not head.low_ranks
+    if not (is_plain and hidden_NE.requires_grad and torch.is_grad_enabled() and len(rows_P)):
+        return None
+    is_single_P = torch.bincount(rows_P, minlength=len(hidden_NE))[rows_P] == 1
+    return is_single_P if trained_P is None else is_single_P & trained_P
+
+
+def _of_any_pairs(head: Head, hidden_NE: Tensor, rows_P: Tensor, targets_P: Tensor, temperature: float) -> Tensor:
     adapter = head.adapter
     a_RE, b_VR = (None, None) if adapter is None else (adapter.a_RI, adapter.b_OR)
     order_P = torch.argsort(rows_P, stable=True)
     sorted_P = _PairLogprobs.apply(hidden_NE, a_RE, b_VR, head, rows_P[order_P], targets_P[order_P], temperature)
     return torch.empty_like(sorted_P).index_copy(0, order_P, sorted_P)
+
+
+class _OnePairARow(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NE: Tensor, head: Head, rows_P: Tensor, targets_P: Tensor, temperature: float
+    ) -> Tensor:
+        out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
+        slopes_PE = hidden_NE.new_empty(len(rows_P), hidden_NE.shape[1])  # of the logprob, by the outputs' own factor
+        columns = (rows_P, targets_P, out_P, slopes_PE)
+        for rows_C, targets_C, out_C, slopes_CE in zip(
+            *(column.split(chunk_rows(head.weight_VE)) for column in columns), strict=True
+        ):
+            outputs_CV = head.outputs(hidden_NE[rows_C])
+            parts = zip(
+                *(each.split(_softmax_rows(outputs_CV)) for each in (outputs_CV, targets_C, out_C)), strict=True
+            )
+            for outputs, targets, out in parts:
+                logprobs = _tempered(head.logits_of(outputs), temperature).log_softmax(-1)
+                out.copy_(logprobs.gather(1, targets[:, None])[:, 0])
+                slopes = logprobs.exp_().neg_()
+                outputs.copy_(slopes.scatter_add_(1, targets[:, None], torch.ones_like(out)[:, None]))
+            torch.mm(outputs_CV, head.weight_VE, out=slopes_CE)
+        ctx.save_for_backward(rows_P, slopes_PE)
+        ctx.shape, ctx.factor = hidden_NE.shape, head.multiplier / temperature
+        return out_P
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows_P, slopes_PE = ctx.saved_tensors
+        d_hidden_NE = slopes_PE.new_zeros(ctx.shape)
+        d_hidden_NE[rows_P] = (slopes_PE * (gradients[0] * ctx.factor)[:, None]).to(slopes_PE.dtype)
+        return d_hidden_NE, None, None, None, None
+
+
+def _softmax_rows(outputs_CV: Tensor) -> int:
+    if outputs_CV.device.type != "cpu":
+        return len(outputs_CV)
+    return max(1, SOFTMAX_BYTES // (4 * outputs_CV.shape[1]))
 
 
 class _Chunk(NamedTuple):

@@ -15,7 +15,9 @@ from stovetop.engine.kernels.packing import MIN_SHARED_TOKENS, common_length
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.sampling.prompt import Prompt, PromptKey
 
-KEPT_TOKENS = 4096  # in all; the last one is kept in any case
+# The last one is kept in any case, and all go before anything else has too little memory. In a game of several turns,
+# each prompt begins with the one of the turn before it: as many are kept as such a batch may have.
+KEPT_TOKENS, KEPT_PROMPTS = 2**15, 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,14 +42,11 @@ class KeptPrompts:
         self._kept: OrderedDict[int, Kept] = OrderedDict()  # by number, the last used at the end
         self._newest: dict[PromptKey, Kept] = {}  # of those that are the same
         self._number = 0
+        self.num_tokens = 0
 
     @property
     def caches(self) -> list[KVCache]:
         return [kept.cache for kept in self._kept.values()]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(kept.tokens) for kept in self._kept.values())
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -61,7 +60,8 @@ class KeptPrompts:
         self._number += 1
         newest = Kept(self._number, prompt.key, of_weights, prompt.tokens, prompt.cache, prompt.last_hidden_E)
         self._kept[newest.number] = self._newest[newest.key] = newest
-        while len(self._kept) > 1 and self.num_tokens > KEPT_TOKENS:
+        self.num_tokens += len(newest.tokens)
+        while len(self._kept) > 1 and (self.num_tokens > KEPT_TOKENS or len(self._kept) > KEPT_PROMPTS):
             self.drop()
         return newest
 
@@ -74,12 +74,14 @@ class KeptPrompts:
 
     def _drop(self, kept: Kept) -> None:
         del self._kept[kept.number]
+        self.num_tokens -= len(kept.tokens)
         if self._newest.get(kept.key) is kept:
             del self._newest[kept.key]
 
     def clear(self) -> None:
         self._kept.clear()
         self._newest.clear()
+        self.num_tokens = 0
 
     def same_as(self, prompt: Prompt) -> Kept | None:
         """Of the same weights and tokens."""

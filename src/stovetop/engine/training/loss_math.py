@@ -37,6 +37,17 @@ def loss_sum(loss: Loss, logprobs_N: Tensor, inputs: LossInputs) -> Tensor:
             assert_never(loss)
 
 
+def can_train(loss: Loss, inputs: LossInputs) -> Tensor:
+    """Which targets have a gradient that is not zero for every logprob, in the shape of the targets."""
+    match loss:
+        case CrossEntropy():
+            return inputs["weights"] != 0
+        case DRO():  # pulls all tokens towards the sampling policy
+            return torch.ones_like(inputs["advantages"], dtype=torch.bool)
+        case _:
+            return inputs["advantages"] != 0
+
+
 def cross_entropy(logprobs_N: Tensor, weights_N: Tensor) -> Tensor:
     """Both arguments may be (N, K)."""
     return -(logprobs_N * weights_N).sum()

@@ -26,7 +26,7 @@ from stovetop.engine.lora.weights import AdapterWeights, Tensors, factors_of
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.head import pair_logprobs
 from stovetop.engine.training.adapter import Adapter
-from stovetop.engine.training.loss_math import LossInputs, loss_sum
+from stovetop.engine.training.loss_math import LossInputs, can_train, loss_sum
 from stovetop.errors import InvalidRequest
 from stovetop.losses import Loss, temperature_of
 from stovetop.target_names import HEAD
@@ -205,15 +205,17 @@ class Trainer:
         packed = joined([*packs, pack([[0] * filling])] if filling else packs)
         plan = self._model.packed_attention(packed)
         hidden_NE = self._model.hidden_states(packed, plan, parts)
-        asked = [_targets(share.data, own) for share, own in zip(shares, packs, strict=True)]
+        asked = [_targets(share, own) for share, own in zip(shares, packs, strict=True)]
         scored: dict[int, list[Tensor]] = {}
         for together in _scored_together(shares, weights):
-            rows_P = torch.cat([asked[index].rows_P + starts[index] for index in together])
-            targets_P = torch.cat([asked[index].targets_P for index in together])
-            head = self._model.head([Rows(weights[together[0]])])
-            on = self._model.device
-            temperature = shares[together[0]].temperature
-            logprobs_P = pair_logprobs(head, hidden_NE, rows_P.to(on), targets_P.to(on), temperature)
+            pairs = (
+                torch.cat([asked[index].rows_P + starts[index] for index in together]),
+                torch.cat([asked[index].targets_P for index in together]),
+                torch.cat([asked[index].trained_P for index in together]),
+            )
+            rows_P, targets_P, trained_P = (each.to(self._model.device) for each in pairs)
+            head, temperature = self._model.head([Rows(weights[together[0]])]), shares[together[0]].temperature
+            logprobs_P = pair_logprobs(head, hidden_NE, rows_P, targets_P, temperature, trained_P)
             for index, own_P in zip(together, logprobs_P.split([len(asked[i].rows_P) for i in together]), strict=True):
                 flat = own_P.split([shape.numel() for shape in asked[index].shapes])
                 scored[index] = [each.view(shape) for each, shape in zip(flat, asked[index].shapes, strict=True)]
@@ -251,17 +253,26 @@ class _Targets(NamedTuple):
 
     rows_P: Tensor
     targets_P: Tensor
+    trained_P: Tensor  # whether it can have a gradient that is not zero
     shapes: list[torch.Size]
 
 
-def _targets(data: Sequence[Datum], packed: Pack) -> _Targets:
-    rows, targets, shapes = [], [], []
-    for index, datum in enumerate(data):
+def _targets(share: _Share, packed: Pack) -> _Targets:
+    rows, targets, trained, shapes = [], [], [], []
+    for index, datum in enumerate(share.data):
         target = datum.loss_fn_inputs["target_tokens"].to_torch()
         rows.append(torch.tensor(packed.rows_of(index)).repeat_interleave(target[0].numel()))
         targets.append(target.flatten())
+        trained.append(_can_train(share.task.loss, datum, target).flatten())
         shapes.append(target.shape)
-    return _Targets(torch.cat(rows), torch.cat(targets), shapes)
+    return _Targets(torch.cat(rows), torch.cat(targets), torch.cat(trained), shapes)
+
+
+def _can_train(loss: Loss | Given | None, datum: Datum, like: Tensor) -> Tensor:
+    """Of a loss that is not known yet all can."""
+    if loss is None or isinstance(loss, Given):
+        return torch.ones_like(like, dtype=torch.bool)
+    return can_train(loss, _inputs(datum, like))
 
 
 def _too_large(datum: Datum, error: Exception) -> InvalidRequest:
