@@ -168,8 +168,12 @@ def until_stop(text: str, stops: Sequence[str]) -> str | None:
 
 def without_beginning(text: str, stops: Sequence[str]) -> str:
     """The text without what could be the beginning of one of these strings, if it ends with that."""
-    beginnings = [stop[:size] for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
-    return text.removesuffix(max(beginnings, key=len, default=""))
+    longest = max((len(stop) - 1 for stop in stops), default=0)
+    for size in range(min(longest, len(text)), 0, -1):
+        tail = text[-size:]
+        if any(len(stop) > size and stop.startswith(tail) for stop in stops):
+            return text[:-size]
+    return text
 
 
 def _ended(piece: SampledSequence, num_tokens: int | None) -> SampledSequence:

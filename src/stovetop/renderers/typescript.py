@@ -6,22 +6,48 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from stovetop.errors import InvalidRequest
 from stovetop.renderers.messages import ToolSpec
 
 Schema = Mapping[str, Any]  # a JSON schema
 
 _WORDS = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean"}
+_SHAPES = (
+    ("properties", Mapping, "an object"), ("items", Mapping, "an object"), ("oneOf", list, "a list"),
+    ("enum", list, "a list"), ("required", list, "a list"),
+)  # fmt: skip
 _LONGEST_ITEM = 50  # characters of the type of an array's items
 _INDENT_OF_PROPERTY = "\n" + 16 * " "
 _INDENT_OF_DEFAULT = 20 * " "
 
 
 def declare_functions(tools: Sequence[ToolSpec]) -> str:
-    """Tools as a TypeScript namespace, which is how gpt-oss is told of them."""
+    """Tools as a TypeScript namespace, which is how gpt-oss is told of them. Refuses parameters that are no schema."""
+    for tool in tools:
+        _require_schema(tool.parameters, f"the parameters of tool {tool.name!r}")
     declared = "".join(
         f"// {tool.description}\ntype {tool.name} = {_signature(tool.parameters)} => any;\n\n" for tool in tools
     )
     return f"## functions\n\nnamespace functions {{\n\n{declared}}} // namespace functions"
+
+
+def _require_schema(schema: object, where: str) -> None:
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest(f"{where}: a JSON schema must be an object: {schema!r:.200}")
+    known = cast("Schema", schema)
+    for field, shape, named in _SHAPES:
+        if (value := known.get(field)) and not isinstance(value, shape):
+            raise InvalidRequest(f"{where}: {field} must be {named}: {value!r:.200}")
+    kind = known.get("type") or ""
+    if not all(isinstance(each, str) for each in (cast("list[object]", kind) if isinstance(kind, list) else [kind])):
+        raise InvalidRequest(f"{where}: type must be a word, or a list of words: {kind!r:.200}")
+    properties: Schema = known.get("properties") or {}
+    variants: Sequence[Any] = known.get("oneOf") or ()
+    items: Any = known.get("items") or {}
+    for name, inner in [*properties.items(), *((str(index), each) for index, each in enumerate(variants))]:
+        _require_schema(inner, f"{where}, {name:.80}")
+    if items:
+        _require_schema(items, f"{where}, items")
 
 
 def _signature(parameters: Schema) -> str:

@@ -252,10 +252,27 @@ class Prompt(Body):
     chunks: list[TextChunk]
 
 
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024  # of one request: they are looked for after each token. Bounds, not tuned
+
+
+def _few_stops(stop: str | list[str] | list[int] | None) -> str | list[str] | list[int] | None:
+    texts = [stop] if isinstance(stop, str) else [each for each in stop or () if isinstance(each, str)]
+    num_characters = sum(map(len, texts))
+    if len(texts) > MAX_STOPS or num_characters > MAX_STOP_CHARACTERS:
+        raise ValueError(
+            f"there may be {MAX_STOPS} stop strings at most, with {MAX_STOP_CHARACTERS} characters together, and there "
+            f"are {len(texts)} with {num_characters}"
+        )
+    return stop
+
+
+FewStops = AfterValidator(_few_stops)
+
+
 class Sampling(Body):
     max_tokens: int | None = None
     seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
+    stop: Annotated[str | list[str] | list[int] | None, FewStops] = None
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0

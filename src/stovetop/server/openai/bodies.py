@@ -12,9 +12,10 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_valida
 from pydantic_core import from_json, to_json
 
 from stovetop.errors import InvalidRequest
-from stovetop.server.bodies import Body, Id
+from stovetop.server.bodies import Body, FewStops, Id
 
 MAX_CHOICES = 128
+MAX_PROMPTS = 2048
 MAX_ALTERNATIVES = 20  # as OpenAI has it
 ALSO_TOKENS = 16  # of a completion that says nothing of max_tokens, as OpenAI has it
 
@@ -76,7 +77,7 @@ class Sampled(Asks):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1  # not OpenAI's; -1 is off
-    stop: str | list[str] = ""
+    stop: Annotated[str | list[str], FewStops] = ""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -122,16 +123,22 @@ class ChatAsked(Sampled):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]  # which one a model has, its tokenizer knows
+
+
 class CompletionAsked(Sampled):
     prompt: (
-        Annotated[str, Field(min_length=1)] | Annotated[list[str] | list[int] | list[list[int]], Field(min_length=1)]
-    )
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[str] | list[TokenId] | list[list[TokenId]], Field(min_length=1)]
+    )  # one, or several; a list of numbers is one
     max_tokens: Annotated[int, Field(ge=0)] = ALSO_TOKENS
     echo: bool = False  # the prompt before each answer, and its logprobs before those
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None  # so many of the most probable besides
 
     @model_validator(mode="after")
     def _fits(self) -> "CompletionAsked":
+        if not isinstance(self.prompt, str) and len(self.prompt) > MAX_PROMPTS and not isinstance(self.prompt[0], int):
+            raise ValueError(f"there may be {MAX_PROMPTS} prompts in one request, and there are {len(self.prompt)}")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens may be 0 only with echo=true, to score a prompt")
         return self

@@ -13,10 +13,23 @@ from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.model_families import recommended_renderer_name
 from stovetop.renderers import get_renderer, supported_renderers
 from stovetop.renderers.base import Renderer
-from stovetop.renderers.messages import Message, ToolSpec, get_text_content, messages_from_json
+from stovetop.renderers.messages import Message, ToolSpec, ensure_list, get_text_content, messages_from_json
 from stovetop.server.openai.bodies import BadParameter, ChatAsked, CompletionAsked, ToolAsked
 from stovetop.tokenizing import Tokenizer
 from stovetop.types import ModelInput
+
+MAX_CHARACTERS = 128  # of a text for each token of the context: no text of that length fits, and none is encoded
+
+
+def require_short(param: str, num_characters: int, context_length: int | None) -> None:
+    """Refuses a text that is far too long before it is encoded, which takes a second for each few megabytes."""
+    if context_length is not None and num_characters > MAX_CHARACTERS * context_length:
+        raise BadParameter(
+            param,
+            f"{param}: {num_characters} characters are too long for a context of {context_length} tokens, for which "
+            f"{MAX_CHARACTERS * context_length} are encoded at most",
+            "context_length_exceeded",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +44,15 @@ class ChatPrompt:
 def chat_prompt(asked: ChatAsked, tokenizer: Tokenizer, base_model: str) -> ChatPrompt:
     """Refuses what the family has no words for."""
     name = _renderer_name(asked, tokenizer, base_model)
-    renderer = get_renderer(name, tokenizer)
+    try:
+        renderer = get_renderer(name, tokenizer)
+    except InvalidRequest as error:
+        raise BadParameter("renderer_name", str(error)) from error
     try:
         messages = messages_from_json(asked.messages, "messages")
     except InvalidRequest as error:
         raise BadParameter("messages", str(error)) from error
+    _require_no_paths(messages)
     if asked.tools and asked.tool_choice != "none":
         messages = _with_tools(messages, asked.tools, renderer, name)
     try:
@@ -54,6 +71,14 @@ def _renderer_name(asked: ChatAsked, tokenizer: Tokenizer, base_model: str) -> s
     if asked.renderer_name not in known:
         raise BadParameter("renderer_name", str(UnknownName("renderer", asked.renderer_name, known)))
     return asked.renderer_name
+
+
+def _require_no_paths(messages: Sequence[Message]) -> None:
+    """A chat of this machine may name the file of an image; one that comes from elsewhere may not."""
+    for index, message in enumerate(messages):
+        for part in ensure_list(message["content"]):
+            if part["type"] == "image" and not part["image"].startswith("data:"):
+                raise BadParameter("messages", f"messages, message {index}: an image must be a data: URI")
 
 
 def _with_tools(messages: list[Message], tools: Sequence[ToolAsked], renderer: Renderer, name: str) -> list[Message]:
@@ -82,13 +107,14 @@ class TextPrompt:
     tokens: ModelInput
 
 
-def completion_prompts(asked: CompletionAsked, tokenizer: Tokenizer) -> list[TextPrompt]:
+def completion_prompts(asked: CompletionAsked, tokenizer: Tokenizer, context_length: int | None) -> list[TextPrompt]:
     """One for each text, or list of token ids, that is to be continued. A text gets what the tokenizer puts before it,
     and names of control tokens in it are these tokens."""
     prompts: list[TextPrompt] = []
     try:
         for each in _several(asked.prompt):
             if isinstance(each, str):
+                require_short("prompt", len(each), context_length)
                 prompts.append(TextPrompt(each, ModelInput.from_ints(tokenizer.encode(each))))
             else:
                 tokens = ModelInput.from_ints(each)

@@ -23,7 +23,7 @@ from stovetop.server.openai.bodies import BadParameter, ChatAsked, CompletionAsk
 from stovetop.server.openai.drawing import Choice, Drawn, Job, comes_in_pieces, draw, draw_in_pieces, num_tokens_of
 from stovetop.server.openai.kept import keep, kept
 from stovetop.server.openai.models import ModelNotFound, Models
-from stovetop.server.openai.prompts import ChatPrompt, chat_prompt, completion_prompts
+from stovetop.server.openai.prompts import ChatPrompt, chat_prompt, completion_prompts, require_short
 from stovetop.server.openai.streaming import ChatStream, CompletionStream, guarded
 from stovetop.server.protocol import Answer, Asked, Dialect, Served, as_json, bearer_of
 from stovetop.server.recovery import Parts
@@ -76,6 +76,8 @@ class OpenAI:
         body = read(ChatAsked, asked.body)
         target = self._models.find(parts, body.model, asked.owner)
         tokenizer = target.client.get_tokenizer()
+        context_length = context_length_of(parts.service, target.base_model)
+        require_short("messages", len(asked.body), context_length)
         prompt = chat_prompt(body, tokenizer, target.base_model)
         stops: list[str] | list[int] = prompt.renderer.get_stop_sequences()
         if body.stops:  # strings and token ids do not go together
@@ -92,7 +94,7 @@ class OpenAI:
             num_choices=body.n,
             with_logprobs=body.logprobs,
             num_alternatives=body.top_logprobs,
-            context_length=context_length_of(parts.service, target.base_model),
+            context_length=context_length,
         )
         return body, prompt, job
 
@@ -100,7 +102,8 @@ class OpenAI:
         body = read(CompletionAsked, asked.body)
         target = self._models.find(parts, body.model, asked.owner)
         tokenizer = target.client.get_tokenizer()
-        prompts = completion_prompts(body, tokenizer)
+        context_length = context_length_of(parts.service, target.base_model)
+        prompts = completion_prompts(body, tokenizer, context_length)
         job = Job(
             id=f"cmpl-{secrets.token_hex(12)}",
             created_s=time.time(),
@@ -115,7 +118,7 @@ class OpenAI:
             scores_prompts=body.echo and body.logprobs is not None,
             draws_none=body.max_tokens == 0,
             prompt_texts=[prompt.text for prompt in prompts] if body.echo else [],
-            context_length=context_length_of(parts.service, target.base_model),
+            context_length=context_length,
         )
         return body, job
 

@@ -9,8 +9,10 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from stovetop.concurrency import in_thread
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message, TextPart, ThinkingPart, ToolCall, get_thinking
@@ -174,15 +176,18 @@ class ChatStream:
     async def whole(self, drawn: Drawn, keep: Keep) -> AsyncIterator[bytes]:
         await keep(drawn.choices)
         for index, choice in enumerate(drawn.choices):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-            message, _ = self.renderer.parse_response(choice.tokens)
-            deltas = ChatDeltas(self.stops)
-            for delta in deltas.feed(message):
-                yield self._chunk(index, delta)
-            told = logprobs.of_chat(choice, self.job.tokenizer) if self.job.with_logprobs else None
-            yield self._chunk(index, {}, chat_finish(choice.stop_reason, deltas.said), told)
+            for each in await in_thread(partial(self._chunks, index, choice)):
+                yield each
         for each in self._last(drawn.choices):
             yield each
+
+    def _chunks(self, index: int, choice: Choice) -> list[bytes]:
+        """Of a whole answer. Takes a moment for a long one: not for an event loop."""
+        message, _ = self.renderer.parse_response(choice.tokens)
+        deltas = ChatDeltas(self.stops)
+        chunks = [self._chunk(index, delta) for delta in ({"role": "assistant", "content": ""}, *deltas.feed(message))]
+        told = logprobs.of_chat(choice, self.job.tokenizer) if self.job.with_logprobs else None
+        return [*chunks, self._chunk(index, {}, chat_finish(choice.stop_reason, deltas.said), told)]
 
     async def in_pieces(
         self, choice: Choice, tokens: Iterator[int], keep: Keep, following: Next
@@ -229,26 +234,36 @@ class CompletionStream:
     async def whole(self, drawn: Drawn, keep: Keep) -> AsyncIterator[bytes]:
         await keep(drawn.choices)
         for index, _ in enumerate(drawn.choices):
-            yield self._chunk(completion_choice(self.job, drawn, index, self.stops))
+            choice = await in_thread(partial(completion_choice, self.job, drawn, index, self.stops))
+            yield self._chunk(choice)
         for each in self._last(drawn.choices):
             yield each
 
     async def in_pieces(
         self, choice: Choice, tokens: Iterator[int], keep: Keep, following: Next
     ) -> AsyncIterator[bytes]:
-        """The last token waits for the next one: it may be the one that ended the answer, and no text."""
-        so_far: list[int] = []
-        told = ""
-        while (token := await following(tokens)) is not None:
-            shown = Shown(self.stops).feed(self.job.tokenizer.decode(so_far).rstrip("\ufffd"))
-            if shown.startswith(told) and shown != told:
-                piece = {"index": 0, "text": shown.removeprefix(told), "finish_reason": None, "logprobs": None}
-                yield self._chunk(piece)
-                told = shown
-            so_far.append(token)
+        texts, told = self._texts(tokens), ""
+        while (text := await following(texts)) is not None:
+            yield self._chunk({"index": 0, "text": text, "finish_reason": None, "logprobs": None})
+            told += text
         await keep([choice])
-        rest = text_of(choice, self.job.tokenizer, self.stops).removeprefix(told)
-        of_tokens = logprobs.of_completion(choice, self.job.tokenizer) if self.job.with_logprobs else None
-        yield self._chunk({"index": 0, "text": rest, "finish_reason": choice.stop_reason, "logprobs": of_tokens})
+        yield await in_thread(lambda: self._end(choice, told))
         for each in self._last([choice]):
             yield each
+
+    def _texts(self, tokens: Iterator[int]) -> Iterator[str]:
+        """What can be told by now, piece by piece; takes a moment for each. The last token waits for the next one: it
+        may be the one that ended the answer, and no text."""
+        so_far: list[int] = []
+        told = ""
+        for token in tokens:
+            shown = Shown(self.stops).feed(self.job.tokenizer.decode(so_far).rstrip("\ufffd"))
+            if shown.startswith(told) and shown != told:
+                yield shown.removeprefix(told)
+                told = shown
+            so_far.append(token)
+
+    def _end(self, choice: Choice, told: str) -> bytes:
+        rest = text_of(choice, self.job.tokenizer, self.stops).removeprefix(told)
+        of_tokens = logprobs.of_completion(choice, self.job.tokenizer) if self.job.with_logprobs else None
+        return self._chunk({"index": 0, "text": rest, "finish_reason": choice.stop_reason, "logprobs": of_tokens})
