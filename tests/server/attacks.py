@@ -12,6 +12,7 @@ from tinker.proto import tinker_public_pb2
 
 from stovetop.server.protocol import PROTOCOL
 
+MEGABYTE = "a" * 2**20
 DEEP = b"[" * 100_000
 ZEROS = bytes(3 * 2**20)  # over the limit of the server under attack, which is 2 MiB
 LONG = "9" * 5_000
@@ -212,6 +213,28 @@ BODIES = [
     ),
     Attack("NaN in what a user says", "create_session", b'{"user_metadata": {"a": NaN}}', (400,)),
     Attack("depth in what a user says", "create_session", b'{"user_metadata": {"a": ' + DEEP, (400,)),
+    *(
+        Attack(f"a megabyte of {name}", path, json.dumps(body).encode(), (400,))
+        for name, path, body in [
+            ("metadata", "create_session", {"user_metadata": {"a": MEGABYTE}}),
+            ("many metadata", "create_session", {"user_metadata": {f"a{n}": 1 for n in range(2**17)}}),
+            ("tags", "create_session", {"tags": ["a"] * 2**18}),
+            ("name", "create_session", {"display_name": MEGABYTE}),
+            ("project", "create_session", {"project_id": MEGABYTE}),
+            ("version", "create_session", {"sdk_version": MEGABYTE}),
+            ("reason", "sessions/x/finish", {"reason": {"type": "success"}, "detail": MEGABYTE}),
+            (
+                "metadata of a save",
+                "save_weights",
+                {
+                    "model_id": "m",
+                    "seq_id": 1,
+                    "path": "x",
+                    "user_metadata": {"a": MEGABYTE},
+                },
+            ),
+        ]
+    ),
 ]
 
 VALUES = [

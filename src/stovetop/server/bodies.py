@@ -32,13 +32,22 @@ Ttl = Annotated[int, Field(ge=SHORTEST_TTL_S, le=LONGEST_TTL_S)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
-def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+NoteT = TypeVar("NoteT")
+LONGEST_NOTE = 2**16  # characters of what users say of a thing: it stays in memory. A bound, not a tuned number
+
+
+def _short(value: NoteT) -> NoteT:
     """It goes back to clients as JSON, which has no NaN."""
-    json.dumps(value, allow_nan=False)
+    num_characters = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
+    if num_characters > LONGEST_NOTE:
+        raise ValueError(f"there may be {LONGEST_NOTE} characters at most, as JSON, and there are {num_characters}")
     return value
 
 
-Metadata = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
+Metadata = Annotated[dict[str, JsonValue], AfterValidator(_short)]
+Labels = Annotated[dict[str, str], AfterValidator(_short)]
+Tags = Annotated[list[str], AfterValidator(_short)]
+Note = Annotated[str, Field(max_length=LONGEST_NOTE)]
 
 Of = TypeVar("Of", bound="Body")
 
@@ -85,11 +94,11 @@ def _unreadable(error: ValidationError) -> InvalidRequest:
 
 
 class CreateSession(Body):
-    tags: list[str] = []
+    tags: Tags = []
     user_metadata: Metadata | None = None
-    sdk_version: str = ""
-    project_id: str | None = None
-    display_name: str | None = None
+    sdk_version: Note = ""
+    project_id: Note | None = None
+    display_name: Note | None = None
 
 
 class Heartbeat(Body):
@@ -105,7 +114,7 @@ class FinishReason(Body):
 
 class FinishSession(Body):
     reason: FinishReason
-    detail: str | None = None
+    detail: Note | None = None
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ class SaveWeights(Body):
     path: str
     overwrite: bool = False
     ttl_seconds: Ttl | None = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Labels | None = None
 
 
 class SaveWeightsForSampler(Body):
@@ -186,7 +195,7 @@ class SaveWeightsForSampler(Body):
     sampling_session_seq_id: Seq | None = None
     kind: Literal["snapshot"] = "snapshot"
     ttl_seconds: Ttl | None = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Labels | None = None
 
     @model_validator(mode="after")
     def _has_one(self) -> "SaveWeightsForSampler":

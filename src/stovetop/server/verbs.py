@@ -8,8 +8,10 @@ is done.
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from pydantic import JsonValue
+
 from stovetop.errors import InvalidRequest
-from stovetop.server.bodies import Adam, Body, Metadata, read_body
+from stovetop.server.bodies import Adam, Body, read_body
 from stovetop.server.codec import Envelope, ForwardBackward, read_envelope, read_forward_backward
 
 SavedKind = Literal["weights", "sampler_weights", "external_weights"]  # as tinker:// paths have it
@@ -24,7 +26,7 @@ class Make(Body):
     train_unembed: bool
     train_mlp: bool
     train_attn: bool
-    user_metadata: Metadata
+    user_metadata: dict[str, JsonValue]
 
 
 class MakeFrom(Body):
@@ -34,7 +36,7 @@ class MakeFrom(Body):
     folder: str
     with_optimizer: bool
     base_model: str | None
-    user_metadata: Metadata
+    user_metadata: dict[str, JsonValue]
 
 
 class Step(Body):
