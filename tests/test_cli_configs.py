@@ -11,7 +11,7 @@ from stovetop.cli import main
 from stovetop.cli.configs import config_fields, config_of
 from stovetop.cli.field_names import COOKBOOK_ALIASES, FIELD_ALIASES, NOT_HERE
 from stovetop.cli.loading import RecipeModule, cookbook_names_of, load_recipe
-from stovetop.recipes import RECIPES
+from stovetop.recipes import RECIPES, rlhf
 from stovetop.tracking.configs import config_to_dict
 
 NAMED = {
@@ -194,3 +194,16 @@ def test_what_no_run_can_change_is_not_said_to_be_changeable() -> None:
     }
     assert may_change["rlhf"]["max_steps"] == ""
     assert may_change["sl_basic"]["max_steps"] == "while lr_schedule=constant"
+
+
+def test_what_a_preset_says_of_an_engine_in_this_process_is_not_sent_to_another_service() -> None:
+    preset = rlhf.PRESETS["small"]
+    assert preset.dtype is not None
+
+    def dtype(*words: str) -> object:
+        return config_to_dict(config_of(load_recipe("rlhf"), words, "stovetop run rlhf", preset))["dtype"]
+
+    assert dtype("seed=1") == preset.dtype
+    assert dtype("base_url=local") == preset.dtype
+    assert dtype("base_url=recording") is None
+    assert dtype("base_url=http://127.0.0.1:8765", "dtype=float32") == "float32"  # where it is refused by name

@@ -17,6 +17,7 @@ from stovetop.checks import Problems, collecting
 from stovetop.cli.field_names import NOT_HERE, FieldNames
 from stovetop.cli.loading import RecipeModule, cookbook_names_of
 from stovetop.errors import InvalidRequest
+from stovetop.kitchen.run_config import ENGINE_FIELDS
 from stovetop.rules import Unfit, rule_of
 from stovetop.tracking.configs import changeable_fields
 
@@ -216,12 +217,20 @@ def _made(
         if missing and default is None:
             raise InvalidRequest(f"a value is needed for {', '.join(missing)}: {missing[0]}=...")
         try:
-            return config(**values) if default is None else dataclasses.replace(default, **values)
+            return config(**values) if default is None else dataclasses.replace(default, **_for_service(values, config))
         except InvalidRequest:
             raise
         except ValueError as error:  # of a config of the user's own
             raise InvalidRequest(str(error)) from error
     return None
+
+
+def _for_service(values: Mapping[str, object], config: "type[DataclassInstance]") -> dict[str, object]:
+    """What a preset says of an engine in this process is not meant for another service, where `base_url` names one."""
+    if values.get("base_url") in (None, "local"):
+        return dict(values)
+    own = {field.name for field in dataclasses.fields(config)} & set(ENGINE_FIELDS)
+    return dict.fromkeys(own, None) | dict(values)
 
 
 def _fitting(values: Mapping[str, object], config: "type[DataclassInstance]") -> dict[str, object]:

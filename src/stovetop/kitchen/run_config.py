@@ -12,6 +12,8 @@ from stovetop.runs import BehaviorIfExists
 from stovetop.tracking.configs import MAY_CHANGE
 from stovetop.tracking.waiting import STALL_AFTER_S
 
+ENGINE_FIELDS = ("device", "dtype", "deterministic", "threads")  # of an engine in this process
+
 Seconds = Annotated[float, number(above=0)]
 
 
@@ -47,10 +49,5 @@ class RunConfig:
 
     def engine_options(self) -> dict[str, Any]:
         """Those that are set, as keywords of `stovetop.ServiceClient`."""
-        options = {
-            "device": self.device,
-            "dtype": self.dtype,
-            "deterministic": self.deterministic,
-            "threads": self.threads,
-        }
+        options = {name: getattr(self, name) for name in ENGINE_FIELDS}
         return {name: value for name, value in options.items() if value is not None}
