@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stovetop.engine.kernels.arithmetic import RowExact
 from stovetop.engine.lora.low_rank import LowRank
 from stovetop.engine.model import head as logprobs
 from stovetop.engine.model.head import Head, pair_logprobs, top_logprobs
@@ -56,6 +57,13 @@ def test_the_written_out_backward_pass_is_autograds(bend: tuple[float, float | N
     expected = torch.autograd.grad((plain(hidden_NE, head, 0.6) * weight_P).sum(), leaves)
     for one, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_that_nothing_trains_is_no_special_case_for_the_row_exact_head() -> None:
+    hidden_NE, head = made(torch.float32)
+    head = replace(head, low_ranks=(), arithmetic=RowExact())
+    out_P = pair_logprobs(head, hidden_NE, ROWS, TARGETS, 1.0, torch.zeros(len(ROWS), dtype=torch.bool))
+    assert torch.equal(out_P, pair_logprobs(head, hidden_NE.detach(), ROWS, TARGETS))
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 0.3])

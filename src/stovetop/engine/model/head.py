@@ -99,6 +99,8 @@ def pair_logprobs(
     if single_P is None:
         return _of_any_pairs(head, hidden_NE, rows_P, targets_P, temperature)
     singles_S, others_S = single_P.nonzero()[:, 0], (~single_P).nonzero()[:, 0]
+    if len(singles_S) == 0:
+        return _of_any_pairs(head, hidden_NE, rows_P, targets_P, temperature)
     out_S = _OnePairARow.apply(hidden_NE, head, rows_P[singles_S], targets_P[singles_S], temperature)
     if len(others_S) == 0:
         return out_S
