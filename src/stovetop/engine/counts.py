@@ -1,6 +1,6 @@
 # pyright: basic
-"""What an engine has done since it was made. All of it only grows; whoever wants to know what happened between two
-moments reads it at both."""
+"""What an engine has done since it was made. Its numbers only grow; what happened between two moments is
+their difference."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
 # pyright: basic
 """Where the tensors of adapters lie: those in use in the memory of the device, idle ones out of its way.
 
-When all together take more than a limit, those that nobody used longest are moved: from a GPU to the memory of the
+When all together take more than a limit, the least recently used are offloaded: from a GPU to the memory of the
 host, and from the memory of the host to a file that is mapped in its place, whose pages the system keeps or drops as it
-likes. Nobody is refused for coming late, and what comes back has the same bits.
+likes. No adapter is refused for coming late, and what is brought back has the same bits.
 """
 
 import logging
@@ -72,10 +72,10 @@ class Residency:
             if over <= 0:
                 return
             if holder is not None and key not in kept and entry.num_bytes > 0:
-                self._put_away(key, holder)
+                self._offload(key, holder)
                 over -= entry.num_bytes
 
-    def _put_away(self, key: int, holder: Holder) -> None:
+    def _offload(self, key: int, holder: Holder) -> None:
         with Contained() as outcome:
             _replace(holder, self._mapped if self._device.type == "cpu" else _on_host)
         error = outcome.error

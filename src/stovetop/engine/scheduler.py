@@ -5,7 +5,7 @@ op stand in a line, in which the one that has had the fewest tokens comes first 
 queueing). It has the turn: its oldest ready op runs, for one pass at most, that is `max_tokens_per_pass` tokens; a
 large op does its next pass in a later turn of its queue. Where data of several adapters may train in one pass, the rest
 of it is filled with passes of the same kind that fit, of other adapters of this queue and then of the next queues;
-optimizer steps run together likewise. Each queue pays for the tokens that are its own, whoever had the turn; one that
+optimizer steps run together likewise. Each queue pays for its own tokens, whichever had the turn; one that
 is ahead of the first by more than a pass does not run along, though there were room. So queues
 that are never empty get the same tokens, however large their ops are, and what one client has queued, however much it
 is, delays another's first op by one turn of each queue at most.

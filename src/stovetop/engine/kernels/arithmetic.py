@@ -169,7 +169,7 @@ class _Together:
         return len(self._sizes) == 1
 
     def linear(self, index: int, x: Tensor) -> Tensor:
-        """A piece of the rows that all share, for nobody else."""
+        """The part of the shared product that is this linear's; handed out once."""
         piece = self._left[index] if self._x is not None and _is_same(x, self._x) else None
         if piece is None:
             out = torch.ops.mkldnn._linear_pointwise(x, self._layout, self._bias, "none", [], "")

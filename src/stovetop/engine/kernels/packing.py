@@ -168,11 +168,11 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, shared: Sequence[int]
     """Cuts sequences, in their order, into runs of at most `max_tokens` tokens; a longer one stands alone. The first
     `shared[i]` tokens of sequence i are those of the one before it, so a run that has both counts them once; but all
     tokens, for each of which attention has a key, are at most `MOST_SHARING` times as many."""
-    cuts, filled, whole = [0], 0, 0
+    cuts, used, whole = [0], 0, 0
     for index, length in enumerate(lengths):
-        new = length - (shared[index] if shared is not None and filled else 0)
-        if filled and (filled + new > max_tokens or whole + length > MOST_SHARING * max_tokens):
+        new = length - (shared[index] if shared is not None and used else 0)
+        if used and (used + new > max_tokens or whole + length > MOST_SHARING * max_tokens):
             cuts.append(index)
-            filled, whole, new = 0, 0, length
-        filled, whole = filled + new, whole + length
+            used, whole, new = 0, 0, length
+        used, whole = used + new, whole + length
     return [slice(start, end) for start, end in zip(cuts, [*cuts[1:], len(lengths)], strict=True)]

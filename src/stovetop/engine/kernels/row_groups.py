@@ -14,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGroups:
-    rows_KM: Tensor  # filled up with a row of its own where a group has fewer, so that what it has is met by it alone
+    rows_KM: Tensor  # a group with fewer rows is padded with a row of its own
     place_N: Tensor  # where each row is among these K·M; anywhere, if it is in no group
     without_N: Tensor | None  # whether it is in none; None: all are in one
-    filling_KM: Tensor | None = None  # what is filled up; None: nothing
+    is_padding_KM: Tensor | None = None  # None: there is no padding
     is_dense: bool = False  # all rows are there, in their order, and nothing else
 
     @property
@@ -67,13 +67,13 @@ def row_groups(rows_K: Sequence[Sequence[int]], num_rows: int, device: torch.dev
         for index, row in enumerate(rows):
             places[row] = group * most + index
     without = [place < 0 for place in places]
-    filling = [[False] * len(rows) + [True] * (most - len(rows)) for rows in rows_K]
-    is_filled = any(map(any, filling))
+    is_padding = [[False] * len(rows) + [True] * (most - len(rows)) for rows in rows_K]
+    has_padding = any(map(any, is_padding))
     tensor = lambda values: torch.tensor(values, device=device)  # noqa: E731
     return RowGroups(
         tensor([[*rows, *[rows[0] if rows else 0] * (most - len(rows))] for rows in rows_K]),
         tensor([max(0, place) for place in places]),
         tensor(without) if any(without) else None,
-        tensor(filling) if is_filled else None,
-        is_dense=not is_filled and list(chain.from_iterable(rows_K)) == list(range(num_rows)),
+        tensor(is_padding) if has_padding else None,
+        is_dense=not has_padding and list(chain.from_iterable(rows_K)) == list(range(num_rows)),
     )

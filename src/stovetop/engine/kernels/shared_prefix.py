@@ -19,7 +19,7 @@ from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
 from stovetop.engine.kernels.row_groups import RowGroups, row_groups
 from stovetop.engine.kernels.sight import Seen, Sight
 
-MOST_FILLING, ANY_FILLING = 3, 64  # a pass may compute so many times the rows that share a prefix, and so many more
+MAX_PADDING, FREE_PADDED_ROWS = 3, 64  # a pass may compute so many times the rows that share a prefix, and so many more
 MIN_PREFIX_TOKENS = 64  # a shorter one is not worth a product of its own
 
 
@@ -66,7 +66,7 @@ class SharedRows:
 class Prefix:
     """The first `length` tokens of the prompt that `source` holds, for as many samples as use it."""
 
-    source: "weakref.ref[KVCache]"  # once it is gone, nobody can come to share it
+    source: "weakref.ref[KVCache]"  # once it is gone, no further sample can share it
     length: int
     num_users: int = 0
 
@@ -103,7 +103,7 @@ class SharedPrefixes:
         those that it has."""
         users = [prefix.num_users for prefix in self._prefixes]
         most = max([*users, 1 if own is None else own.num_users + 1])
-        return (len(users) + (own is None)) * most <= MOST_FILLING * (sum(users) + 1) + ANY_FILLING
+        return (len(users) + (own is None)) * most <= MAX_PADDING * (sum(users) + 1) + FREE_PADDED_ROWS
 
     def find(self, source: KVCache) -> Prefix | None:
         return next((prefix for prefix in self._prefixes if prefix.source() is source), None)

@@ -66,7 +66,7 @@ class Sight:
 
 
 class Seen(NamedTuple):
-    """Keys and values, and which of them each row sees. Keys that nobody sees are finite."""
+    """Keys and values, and which of them each row sees. Keys that no row sees are finite."""
 
     key_SGLD: Tensor
     value_SGLD: Tensor

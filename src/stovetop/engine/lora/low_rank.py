@@ -80,7 +80,7 @@ class Stacked:
 @dataclass(frozen=True, slots=True, eq=False)
 class Batched:
     """The same for adapters that are trained: their factors are put side by side on the way there and, unless most of
-    that is filling up, kept for the way back."""
+    that is padding, kept for the way back."""
 
     groups: RowGroups
     adapters_K: Sequence[LowRank | None]  # None: it does not train this linear
@@ -93,15 +93,15 @@ class Batched:
         a_KRI, b_KOR = self._side_by_side(out_NO.dtype)
         thin_KMR = product(self.groups.gathered(x_NI.to(out_NO.dtype)), a_KRI.transpose(1, 2))
         self.groups.add_product(out_NO, thin_KMR, b_KOR.transpose(1, 2))
-        is_mostly_filling = a_KRI.numel() + b_KOR.numel() > 2 * sum(factor.numel() for factor in self.factors)
-        return [thin_KMR] if is_mostly_filling else [thin_KMR, a_KRI, b_KOR]
+        is_mostly_padding = a_KRI.numel() + b_KOR.numel() > 2 * sum(factor.numel() for factor in self.factors)
+        return [thin_KMR] if is_mostly_padding else [thin_KMR, a_KRI, b_KOR]
 
     def gradients(self, dy_NO: Tensor, x_NI: Tensor, kept: Sequence[Tensor], dx_NI: Tensor | None) -> list[Tensor]:
         thin_KMR, *stacked = kept
         a_KRI, b_KOR = stacked or self._side_by_side(dy_NO.dtype)
         dy_KMO = self.groups.gathered(dy_NO)
-        if self.groups.filling_KM is not None:
-            dy_KMO = dy_KMO.masked_fill(self.groups.filling_KM[:, :, None], 0.0)
+        if self.groups.is_padding_KM is not None:
+            dy_KMO = dy_KMO.masked_fill(self.groups.is_padding_KM[:, :, None], 0.0)
         d_thin_KMR = product(dy_KMO, b_KOR)
         if dx_NI is not None:
             self.groups.add_product(dx_NI, d_thin_KMR, a_KRI)
@@ -125,7 +125,7 @@ class Batched:
     def _side_by_side(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         rank = max(len(adapter.a_RI) for adapter in self.adapters_K if adapter is not None)
         stacked = side_by_side(self.adapters_K, rank, dtype)
-        assert stacked is not None, "somebody trains this linear"
+        assert stacked is not None, "at least one adapter trains this linear"
         return stacked
 
 

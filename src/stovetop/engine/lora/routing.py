@@ -33,7 +33,7 @@ class Rows:
 
 class Stack:
     """The factors of the adapters that run together, side by side in slots: copies in the dtypes in which the products
-    run, made of each linear when it first asks. Ranks below the largest are filled up with zeros, which add nothing.
+    run, made of each linear when it first asks. Ranks below the largest are padded with zeros, which add nothing.
     Newcomers take the slots of those that left, so a batch that changes does not copy everybody again; until then, who
     left may come back."""
 
@@ -61,7 +61,7 @@ class Stack:
         taken = {slot for own, slot in places.items() if own in wanted}
         free = [slot for slot in range(self.num_slots) if slot not in taken]
         alive = set(places.values())
-        free.sort(key=lambda slot: slot in alive)  # first those that nobody can come back to
+        free.sort(key=lambda slot: slot in alive)  # first those whose adapter is gone
         newcomers = [adapter for adapter in adapters if id(adapter) not in places]
         for slot, adapter in zip(free, newcomers, strict=False):
             self._slots[slot] = weakref.ref(adapter)
@@ -82,7 +82,7 @@ class Stack:
         return {id(owner): slot for slot, owner in enumerate(self._owners()) if owner is not None}
 
     def _owners(self) -> list[AdapterWeights | None]:
-        """By slot; None where nobody is, or is alive."""
+        """By slot; None for a slot that is free, or whose adapter is gone."""
         return [None if own is None else own() for own in self._slots]
 
     def factors(self, name: str, num_rows: int) -> tuple[Tensor, Tensor] | None:
@@ -118,7 +118,7 @@ class Stack:
                 a_RI, b_OR = (stacked[slot].zero_() for stacked in factors)
                 if own is not None:
                     put(own, a_RI, b_OR)
-            elif own is not None:  # nobody trained this linear until now
+            elif own is not None:  # the first adapter that trains this linear
                 del self._factors[name, dtype]
                 self.version += 1
 
@@ -155,10 +155,10 @@ class BatchRows:
         return Batched(self.groups, found) if any(own is not None for own in found) else None
 
 
-MOST_FILLING, ANY_FILLING = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
+MAX_PADDING, FREE_PADDED_ROWS = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
 FEW_ROWS = 32
 MOST_SLOTS = 4  # times the adapters that run: a stack that is larger starts over
-MIN_BATCHED, MOST_BATCH_FILLING = 4, 1.5  # adapters of a batch, and times the rows that they have
+MIN_BATCHED, MAX_BATCH_PADDING = 4, 1.5  # adapters of a batch, and times the rows that they have
 
 Parts = Sequence[Rows | StackRows | BatchRows]  # of one pass. Rows in no part meet the base model as it is
 
@@ -202,9 +202,9 @@ def stacked_rows(
     stack: Stack,
 ) -> StackRows | None:
     """The same for a stack, which takes the adapters in. None where there is no adapter, or where they differ so much
-    in rows that most of the batched products would be filling."""
+    in rows that most of the batched products would be padding."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
-    if not grouped or (_filling(grouped) > MOST_FILLING and len(grouped) * _most(grouped) > ANY_FILLING):
+    if not grouped or (_padding(grouped) > MAX_PADDING and len(grouped) * _most(grouped) > FREE_PADDED_ROWS):
         return None
     return _in_stack(grouped, stack.slots_of([w for w, _ in grouped]), segments, device, stack)
 
@@ -232,7 +232,7 @@ def prompt_rows(
     num_slots, num_running = stack.num_slots_with(everybody), len(set(map(id, running)))
     num_rows = sum(len(rows) for _, rows in grouped)
     is_too_large = 0 < MOST_SLOTS * num_running <= num_slots  # for those that run: it would start over for them
-    if len(grouped) < MIN_BATCHED or is_too_large or num_slots * _most(grouped) > MOST_BATCH_FILLING * num_rows:
+    if len(grouped) < MIN_BATCHED or is_too_large or num_slots * _most(grouped) > MAX_BATCH_PADDING * num_rows:
         return batched_rows(owners, segments, device)
     return [_in_stack(grouped, stack.slots_of(everybody), segments, device, stack)]
 
@@ -240,7 +240,7 @@ def prompt_rows(
 def batched_rows(owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device) -> Parts:
     """The same in batched products, where there are several adapters of about as many rows each. Differentiable."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
-    if len(grouped) < MIN_BATCHED or _filling(grouped) > MOST_BATCH_FILLING:
+    if len(grouped) < MIN_BATCHED or _padding(grouped) > MAX_BATCH_PADDING:
         return rows_by_owner(owners, segments, device)
     num_rows = sum(segment.length for segment in segments)
     return [BatchRows([w for w, _ in grouped], row_groups([rows for _, rows in grouped], num_rows, device))]
@@ -249,8 +249,8 @@ def batched_rows(owners: Sequence[AdapterWeights | None], segments: Sequence[Seg
 _Grouped = Sequence[tuple[AdapterWeights | None, list[int]]]
 
 
-def _filling(grouped: _Grouped) -> float:
-    """Rows of a batched product, in those that there are."""
+def _padding(grouped: _Grouped) -> float:
+    """Rows of a batched product with its padding, by those without."""
     return len(grouped) * _most(grouped) / sum(len(rows) for _, rows in grouped)
 
 

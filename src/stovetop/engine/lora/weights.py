@@ -2,7 +2,7 @@
 """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as values: for each linear a pair of factors, A and B; and the
 moments that an optimizer keeps of them. All are float32, whatever the dtype of the base model.
 
-How a pass knows which of its rows belong to which adapter stands in `routing.py`, the products in `low_rank.py`.
+`routing.py` says which rows of a pass belong to which adapter, `low_rank.py` has the products.
 
 Shapes: `I` inputs, `O` outputs of a linear, `R` rank.
 """

@@ -15,7 +15,7 @@ from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.errors import InvalidRequest
 
-MOST_TOKENS, PASS_TOKENS = 4096, 512  # that the base model is tried with: nobody waits for longer than for a pass
+MOST_TOKENS, PASS_TOKENS = 4096, 512  # that the base model is tried with: others wait for a pass at most
 
 TOLD = "the logits are not finite numbers with"
 

@@ -88,7 +88,7 @@ def adamw(
 
 def _may_overflow(params: AdamParams, moments: Moments) -> bool:
     """Whether weights can leave float32 in this step. Not by far where rate and decay are in order: no gradient that
-    was let in, hence no mean of them, is above `LARGEST_SQUARED`."""
+    was accepted, hence no mean of them, is above `LARGEST_SQUARED`."""
     correction = 1 - params.beta1 ** (moments.step + 1)
     if correction <= 0:
         return True

@@ -201,8 +201,8 @@ class Trainer:
         starts = list(accumulate((packed.num_tokens for packed in packs), initial=0))
         segments = [Segment(start, end - start) for start, end in pairwise(starts)]
         parts = batched_rows(weights, segments, self._model.device)
-        filling = -starts[-1] % self._model.arithmetic.row_multiple
-        packed = joined([*packs, pack([[0] * filling])] if filling else packs)
+        padding = -starts[-1] % self._model.arithmetic.row_multiple
+        packed = joined([*packs, pack([[0] * padding])] if padding else packs)
         plan = self._model.packed_attention(packed)
         hidden_NE = self._model.hidden_states(packed, plan, parts)
         asked = [_targets(share, own) for share, own in zip(shares, packs, strict=True)]

@@ -232,7 +232,7 @@ def _inputs(step: Step, size: _Size, device: torch.device) -> _Inputs:
 
 def _groups(size: _Size, device: torch.device) -> RowGroups:
     all_S = torch.arange(size.num_rows, device=device)
-    if size.has_one:  # also the rows that fill up belong to it: nobody reads them
+    if size.has_one:  # the padding rows belong to it too; they are not read
         return RowGroups(all_S[None], all_S, None, is_dense=True)
     return RowGroups(torch.zeros(size.rows_shape, dtype=torch.int64, device=device), all_S, all_S >= 0)
 
