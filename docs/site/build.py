@@ -26,7 +26,7 @@ ORDER = {
         "workflows", "workflows/replace_a_logger", "workflows/insert_a_kl_stage", "workflows/stage_of_your_own",
         "workflows/new_method", "workflows/two_phases",
     ],
-    "Serve": ["serving", "protocol", "openai", "models"],
+    "Serve": ["serving", "protocol", "openai", "models", "engine"],
     "Look up": ["losses", "metrics", "events", "files"],
     "Project": ["contributing", "changelog"],
 }  # fmt: skip

@@ -1,1 +1,4 @@
-"""Adapters as files: PEFT's format in and out, and the merged export."""
+"""Adapters on the disk, in PEFT's format (`adapter_files.py`), and models with an adapter merged in (`merge.py`).
+
+Of the other folders they import `lora/` and `model/`.
+"""
