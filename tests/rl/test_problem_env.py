@@ -88,6 +88,11 @@ def test_an_answer_that_was_cut_off_is_graded_as_the_environment_says(
     assert graded(action, truncated=truncated).reward == pytest.approx(reward)
 
 
+def test_an_episode_whose_only_answer_was_cut_off_ended_by_the_limit_of_tokens():
+    assert graded(answer("yes!", "length", ends=False)).stop_reason == "max_tokens"
+    assert graded(answer("yes!")).stop_reason == "completed"
+
+
 ROLE_COLON = RoleColonRenderer(TOKENIZER)  # ends a turn by "\n\nUser:", which a base model may do by end-of-text
 
 

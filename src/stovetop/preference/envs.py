@@ -18,6 +18,7 @@ from stovetop.preference.reward_model import PreferenceModel, checked_score
 from stovetop.preference.types import Comparison, LabeledComparison
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Content, Message
+from stovetop.rl.problem_env import end_of_one_turn
 from stovetop.rl.types import Action, Env, EnvGroupBuilder, Metrics, Observation, StepResult, Trajectory
 from stovetop.tracking.chats import ConversationFormatter
 from stovetop.tracking.logtree import log_formatter
@@ -73,6 +74,7 @@ class PreferenceEnv:
             episode_done=True,
             next_observation=ModelInput.empty(),
             next_stop_condition=self.renderer.get_stop_sequences(),
+            stop_reason=end_of_one_turn(action),
         )
 
 

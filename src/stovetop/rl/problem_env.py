@@ -13,7 +13,7 @@ from stovetop.datasets import Batches
 from stovetop.errors import GradeError, InvalidRequest
 from stovetop.renderers.base import ParseTermination, Renderer
 from stovetop.renderers.messages import Message, ensure_text, get_text_content, messages_from_json
-from stovetop.rl.types import Action, Env, EnvGroupBuilder, Metrics, Observation, StepResult
+from stovetop.rl.types import Action, Env, EnvGroupBuilder, Metrics, Observation, StepResult, StopReason
 from stovetop.tracking.chats import ConversationFormatter
 from stovetop.tracking.logtree import log_formatter
 from stovetop.types import ModelInput
@@ -60,7 +60,13 @@ class OneTurnEnv(Env, Protocol):
             next_observation=ModelInput.empty(),
             next_stop_condition=self.renderer.get_stop_sequences(),
             metrics=metrics,
+            stop_reason=end_of_one_turn(action),
         )
+
+
+def end_of_one_turn(action: Action) -> StopReason:
+    """Why an episode of one turn ended: the answer was cut off, or is there."""
+    return StopReason.MAX_TOKENS if action.stop_reason == "length" else StopReason.COMPLETED
 
 
 # ---- problems with checks --------------------------------------------------------------------------------------------
