@@ -458,7 +458,7 @@ def test_export_says_what_was_merged_and_what_rounding_costs(
 
 
 @pytest.mark.parametrize("words", [["chat"], ["export"]])
-def test_the_folder_of_a_run_is_no_checkpoint_but_names_its_last(
+def test_where_a_checkpoint_is_wanted_a_run_is_its_last(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -466,10 +466,10 @@ def test_the_folder_of_a_run_is_no_checkpoint_but_names_its_last(
     mark(run)
     more = [str(tmp_path / "merged")] if words == ["export"] else []
     assert code_of(*words, str(run), *more) == 1
-    assert "it has no checkpoint yet" in capsys.readouterr().err
+    assert "this run has no checkpoint yet" in capsys.readouterr().err
     append_row(run / "checkpoints.jsonl", {"name": "000002", "batch": 2, "state_path": "/states/000002"})
     assert code_of(*words, str(run), *more) == 1
-    assert "its last checkpoint is /states/000002" in capsys.readouterr().err
+    assert "/states/000002" in capsys.readouterr().err
 
 
 def test_an_unknown_renderer_is_refused_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,6 +154,17 @@ def test_a_run_is_its_last_checkpoint_and_a_row_is_its_path(capsys: pytest.Captu
     assert weights_of(str(last.sampler_path), "recording").model_path == last.sampler_path
 
 
+def test_a_run_is_evaluated_with_the_renderer_that_it_was_trained_with(capsys: pytest.CaptureFixture[str]):
+    assert main(["run", "sl_loop", "base_url=recording", "renderer_name=role_colon", "epochs=1"]) == 0
+    path = str(load_checkpoints_file("runs/sl_loop")[-1].sampler_path)
+    for place, more in (("runs/sl_loop", []), (path, []), (path, ["--renderer", "chat_template"])):
+        capsys.readouterr()
+        words = [place, "--base-url", "recording", "--on", "sample:no_robots[:1]", "--json", "--out", f"{len(more)}"]
+        assert main(["eval", *words, *more]) == 0
+        (measured,) = json.loads(capsys.readouterr().out)["sets"]
+        assert measured["settings"]["renderer"] == (more[-1] if more else "role_colon")
+
+
 def test_while_it_is_evaluated_a_checkpoint_is_not_deleted_by_its_run(monkeypatch: pytest.MonkeyPatch):
     assert main(["run", "sl_loop", "base_url=recording", "renderer_name=role_colon", "epochs=1"]) == 0
     path = str(load_checkpoints_file("runs/sl_loop")[-1].sampler_path)

@@ -12,7 +12,7 @@ from stovetop.checkpoint_users import being_read
 from stovetop.checks import collecting
 from stovetop.cli.evaluation_report import Report, SetReport, reports_against, show_report
 from stovetop.cli.interrupts import run_interruptibly, same_command
-from stovetop.cli.weights import Weights, weights_of
+from stovetop.cli.weights import Weights, renderer_of, weights_of
 from stovetop.cli.words import Action, count, temperature
 from stovetop.durable import make_folders, write_file, writing
 from stovetop.errors import InvalidRequest
@@ -87,13 +87,17 @@ def evaluation(words: Sequence[str]) -> Action:
     parser.add_argument("--samples", type=count, metavar="N", default=1, help="answers to each example (default: 1)")
     parser.add_argument("--k", type=count, nargs="+", default=[1], help="of pass@k, up to --samples (default: 1)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="default: 0")
-    parser.add_argument("--temperature", type=temperature, help="default: 0 for one answer and one seed, 1 for several")
+    parser.add_argument(
+        "--temperature", type=temperature, metavar="T", help="default: 0 for one answer and one seed, 1 for several"
+    )
     parser.add_argument("--max-tokens", type=count, metavar="N", help="of an answer; default: as the set says")
-    parser.add_argument("--renderer", metavar="NAME", help="how chats are written; the model's own way unless given")
+    parser.add_argument(
+        "--renderer", metavar="NAME", help="how chats are written; default: as in the run, or else the model's own way"
+    )
     parser.add_argument("--judge", metavar="MODEL", help="a model or a checkpoint that compares answers, for pairwise")
     parser.add_argument("--out", metavar="FOLDER", help="for rows and results; default: evaluations/<checkpoint>")
     parser.add_argument("--against", metavar="FOLDER", help="--out of another evaluation, to compare with by example")
-    parser.add_argument("--base-url", default="local", help="where models run, as in stovetop.ServiceClient")
+    parser.add_argument("--base-url", metavar="URL", default="local", help="where models run, as in ServiceClient")
     parser.add_argument("--json", action="store_true", help="for programs: one object in place of the table")
     parser.add_argument("--dry-run", action="store_true", help="check all but the model, say what would be done, stop")
     options = parser.parse_args(words)
@@ -133,8 +137,9 @@ def _understood(options: argparse.Namespace) -> Plan:
     assert asking is not None, "likewise"
     out = Path("evaluations", weights.label) if options.out is None else Path(options.out)
     against = None if options.against is None else Path(options.against)
+    renderer_name = options.renderer or (renderer_of(weights.model_path) if weights.model_path else None)
     plan = Plan(
-        weights, tuple(sets), asking, tuple(options.seeds), out, options.renderer, judge, options.base_url, against,
+        weights, tuple(sets), asking, tuple(options.seeds), out, renderer_name, judge, options.base_url, against,
         options.json,
     )  # fmt: skip
     _check_folders(plan)

@@ -6,14 +6,13 @@ import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stovetop.cli.weights import last_checkpoint
+from stovetop.cli.weights import checkpoint_of, renderer_of, weights_of
 from stovetop.cli.words import Action, count, entry, named_models, temperature
 from stovetop.client_tokenizers import is_looked_up, lay_out
 from stovetop.errors import InvalidRequest
 from stovetop.fetch import fetch_model
 from stovetop.model_store import FETCHABLE, find_model, require_model
 from stovetop.recipes.settings import check_renderer_name
-from stovetop.run_folder import is_run
 
 
 def fetch(words: Sequence[str]) -> Action:
@@ -69,16 +68,30 @@ def chat(words: Sequence[str]) -> Action:
     parser = argparse.ArgumentParser(
         "stovetop chat",
         description="Talks to a base model or to a checkpoint. /help lists what can be said besides messages.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "model", nargs="?", default="smollm2", help="a fetched model, a folder, a name on the hub, or a checkpoint"
+        "model",
+        nargs="?",
+        default="smollm2",
+        help="a fetched model, a folder, a name on the hub, a run (its last checkpoint), or a checkpoint's path "
+        "(default: smollm2)",
     )
-    parser.add_argument("--renderer", help="how chats become tokens; None: what fits the model")
-    parser.add_argument("--system", default="", help="the system message to begin with")
-    parser.add_argument("--temperature", type=temperature, default=0.7, help="0 is the most probable answer")
-    parser.add_argument("--max-tokens", type=count, default=512, help="of one answer")
-    parser.add_argument("--base-url", default="local", help="where the model runs, as in stovetop.ServiceClient")
+    parser.add_argument(
+        "--renderer",
+        metavar="NAME",
+        help="how chats become tokens (default: as the run has it, or else what fits the model)",
+    )
+    parser.add_argument("--system", metavar="TEXT", default="", help="the system message to begin with (default: none)")
+    parser.add_argument(
+        "--temperature", type=temperature, metavar="T", default=0.7, help="0 is the most probable answer (default: 0.7)"
+    )
+    parser.add_argument("--max-tokens", type=count, metavar="N", default=512, help="of one answer (default: 512)")
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        default="local",
+        help="where the model runs, as in stovetop.ServiceClient (default: in this process)",
+    )
     options = parser.parse_args(words)
     check_renderer_name(options.renderer)
     return lambda: _talk(options)
@@ -100,30 +113,17 @@ def _talk(options: argparse.Namespace) -> None:
     from stovetop.model_families import recommended_renderer_name
     from stovetop.renderers import get_renderer
 
-    _refuse_run(options.model)
+    weights = weights_of(options.model, options.base_url)
     with contextlib.suppress(ImportError):  # editing and history of lines, where the system has them
         importlib.import_module("readline")
-    is_checkpoint = find_model(options.model) is None and Path(options.model).is_dir()
-    place = {"model_path" if is_checkpoint else "base_model": options.model}
     with ServiceClient(options.base_url) as service:
-        client = service.create_sampling_client(**place).result()
+        client = service.create_sampling_client(weights.model_path, weights.base_model).result()
         tokenizer, base_model = client.get_tokenizer(), client.get_base_model()
-        name = options.renderer or recommended_renderer_name(tokenizer, base_model)
+        name = options.renderer or renderer_of(weights.shown) or recommended_renderer_name(tokenizer, base_model)
         terminal = _Console()
-        terminal.write(f"{options.model}, spoken to as {name} writes chats. /help lists the commands.\n")
+        terminal.write(f"{weights.shown}, spoken to as {name} writes chats. /help lists the commands.\n")
         renderer = get_renderer(name, tokenizer)
         Chat(client, renderer, terminal, options.temperature, options.max_tokens, options.system).run()
-
-
-def _refuse_run(path: str) -> None:
-    """Where a checkpoint is wanted, the folder of a run that has some is an easy mistake."""
-    if not is_run(Path(path)):
-        return
-    last = last_checkpoint(Path(path))
-    hint = (
-        "it has no checkpoint yet" if last is None else f"its last checkpoint is {last.sampler_path or last.state_path}"
-    )
-    raise InvalidRequest(f"this is the folder of a run, not a checkpoint or a model; {hint}: {path!r}")
 
 
 # ---- export ---------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def export(words: Sequence[str]) -> Action:
         "MLP only: one that was trained with train_unembed=True has to be merged for them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", help="the path that save_state or save_weights_for_sampler gave, or of PEFT")
+    parser.add_argument("checkpoint", help="a run (its last checkpoint), a checkpoint's path, or a folder of PEFT")
     parser.add_argument("folder", help="to write; must not exist")
     parser.add_argument("--base-model", help="where the base lies, if not under the name in the checkpoint")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16; default: each weight as the base stores it")
@@ -149,8 +149,8 @@ def export(words: Sequence[str]) -> Action:
 def _export_and_print(options: argparse.Namespace) -> None:
     from stovetop.backends.local import export_merged
 
-    _refuse_run(options.checkpoint)
-    report = export_merged(options.checkpoint, options.folder, base_model=options.base_model, dtype=options.dtype)
+    checkpoint = checkpoint_of(options.checkpoint)
+    report = export_merged(checkpoint, options.folder, base_model=options.base_model, dtype=options.dtype)
     print(
         f"{report.num_merged} linears merged and stored in {report.dtype}. Rounding to it loses "
         f"{report.lost_share:.2%} of what the adapter adds (the largest error is {report.max_error:.2g})."

@@ -9,8 +9,9 @@ from stovetop.backends import check_base_url
 from stovetop.checkpoints import CheckpointRecord, get_last_checkpoint
 from stovetop.errors import CheckpointError, InvalidRequest, StovetopError
 from stovetop.model_store import check_model_name, find_model
-from stovetop.run_folder import is_run
+from stovetop.run_folder import CONFIG_FILE, is_run
 from stovetop.saved_states import describe
+from stovetop.stored_configs import read_config
 
 
 class Weights(NamedTuple):
@@ -59,6 +60,18 @@ def _of_run(folder: Path) -> Weights:
     if record is None or path is None:
         raise InvalidRequest(f"this run has no checkpoint yet; go on with it, or give a model: {str(folder)!r}")
     return Weights(path, None, f"{folder.resolve().name}-{record.name}")
+
+
+def checkpoint_of(word: str) -> str:
+    """Where a checkpoint is wanted and a run is named, the last of the run; any other word as it is."""
+    return _of_run(Path(word)).shown if is_run(Path(word)) else word
+
+
+def renderer_of(checkpoint: str) -> str | None:
+    """How the run in whose folder a checkpoint lies wrote chats; None where its config leaves that to the model."""
+    run = next((folder for folder in Path(checkpoint).resolve().parents if is_run(folder)), None)
+    name = None if run is None or not (run / CONFIG_FILE).is_file() else read_config(run).config.get("renderer_name")
+    return name if isinstance(name, str) else None
 
 
 def _refuse_no_checkpoint(word: str) -> None:

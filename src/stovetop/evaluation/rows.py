@@ -122,8 +122,8 @@ def refuse_other_settings(folder: Path, name: str, settings: Settings) -> None:
     """Refuses to go on with rows of another model, other data or other sampling. What is not given is not compared."""
     if differs := _other_settings(folder, name, settings):
         raise InvalidRequest(
-            f"the rows of {name} in this folder were measured otherwise: {'; '.join(differs)}. Pass the same, or --out "
-            f"with another folder: {str(folder)!r}"
+            f"the rows of {name} in {str(folder)!r} were measured otherwise: {'; '.join(differs)}. Pass the same, or "
+            "another folder as --out"
         )
 
 
