@@ -461,6 +461,19 @@ def test_a_field_that_is_new_is_a_change(tmp_path: Path):
         quiet_run(tmp_path / "run")
 
 
+@dataclass(frozen=True)
+class OtherConfig:
+    log_path: str = field(default="run", metadata=MAY_CHANGE)
+    learning_rate: float = 1.0
+    pages: int = 3
+
+
+def test_a_run_of_another_recipe_is_refused_by_its_class_and_the_fields_of_both(tmp_path: Path):
+    finished_run(tmp_path / "run")
+    with pytest.raises(InvalidRequest, match=r":Config, not .*:OtherConfig\):\n  learning_rate: 0.0001 -> 1.0\nTake"):
+        open_run(tmp_path / "run", OtherConfig(), console=False)
+
+
 # ---- one row a step
 
 

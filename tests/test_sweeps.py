@@ -168,6 +168,18 @@ def test_the_same_command_goes_on_and_further_values_are_added(swept: Path, tmp_
     assert results_of(folder, asked).rows[0].point == {"learning_rate": "3e-1"}
 
 
+def test_a_run_that_is_complete_is_not_opened_again(
+    swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(swept, folder)
+    events = [(run / "events.jsonl").read_bytes() for run in read_sweep(folder).folders(folder)]
+    for at_once in ("1", "2"):
+        assert sweep(folder, f"learning_rate={','.join(RATES)}", "seed=0,1", f"at_once={at_once}") == 0
+    assert [(run / "events.jsonl").read_bytes() for run in read_sweep(folder).folders(folder)] == events
+    assert "seed=0 is complete" in capsys.readouterr().out
+
+
 def test_a_run_that_fails_fails_alone_and_is_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar, cast
 
 from stovetop.checkpoints import get_last_checkpoint, refuse_to_end_before
 from stovetop.errors import InvalidRequest, StovetopError, UnknownName
 from stovetop.run_folder import CONFIG_FILE, is_run
-from stovetop.tracking.configs import Change, changeable_fields, changed_fields, class_path
+from stovetop.tracking.configs import ABSENT, Change, changeable_fields, changed_fields, class_path
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -97,19 +97,30 @@ def takes(path: Path, config_class: "type[DataclassInstance]", stored: "Settings
         if name not in changeable or not changeable[name].allows(stored, settings)
     }
     if unsafe:
-        listed = "\n".join(f"  {name}: {change}{_reason(name, changeable)}" for name, change in unsafe.items())
-        onwards = ""
-        if last is not None and "load_checkpoint_path" in settings:
-            onwards = f" To train on from here in a new run: load_checkpoint_path={last.state_path} and a new log_path."
-        raise InvalidRequest(
-            f"this run was begun with another config:\n{listed}\nTake the old values, choose another log_path, or "
-            f"begin afresh with behavior_if_exists=delete.{onwards} The run: {path}"
-        )
+        _refuse(path, config_class, unsafe, may_begin_there="load_checkpoint_path" in settings)
     if "max_steps" in changes and last is not None and last.batch is not None and last.final is not True:
         max_steps = settings["max_steps"]
         if isinstance(max_steps, int):
             refuse_to_end_before(last.batch, max_steps)
     return True
+
+
+def _refuse(
+    path: Path, config_class: "type[DataclassInstance]", unsafe: Mapping[str, Change], *, may_begin_there: bool
+) -> NoReturn:
+    """With both values of each field; where the run is another recipe's, of those that both recipes have."""
+    before, now, changeable = read_config(path).config_class, class_path(config_class), changeable_fields(config_class)
+    of_another = "" if before == now else f" ({before}, not {now})"
+    if before != now:
+        unsafe = {name: change for name, change in unsafe.items() if ABSENT not in change} or unsafe
+    listed = "\n".join(f"  {name}: {change}{_reason(name, changeable)}" for name, change in unsafe.items())
+    last, onwards = get_last_checkpoint(path), ""
+    if last is not None and may_begin_there:
+        onwards = f" To train on from here in a new run: load_checkpoint_path={last.state_path} and a new log_path."
+    raise InvalidRequest(
+        f"this run was begun with another config{of_another}:\n{listed}\nTake the old values, choose another log_path "
+        f"(of a sweep, another folder), or begin afresh with behavior_if_exists=delete.{onwards} The run: {path}"
+    )
 
 
 def _reason(name: str, changeable: Mapping[str, object]) -> str:

@@ -16,9 +16,12 @@ from stovetop.client import ServiceClient
 from stovetop.durable import make_folders, writing
 from stovetop.errors import InvalidRequest, StovetopError
 from stovetop.kitchen.run_config import RunConfig
+from stovetop.reports.standing import standing_of
 from stovetop.run_folder import locked
+from stovetop.stored_configs import read_config
 from stovetop.sweeps.points import Point, Values, draw_points, grid, name_of, parse_values
 from stovetop.sweeps.running import Asked, SweptRun, check_at_once, continued, run_all, store_sweep
+from stovetop.tracking.configs import changed_fields, config_to_dict
 from stovetop.tracking.console import ConsoleSink, open_console, quiet
 from stovetop.tracking.log_file import at_info
 
@@ -196,6 +199,9 @@ async def _run(plan: Plan, failed: dict[Path, Exception]) -> None:
     alone; side by side there is a bar for all of them."""
     if plan.at_once == 1:
         for number, run in enumerate(plan.runs, 1):
+            if _is_done(run):
+                print(f"run {number} of {len(plan.runs)}: {run.folder.name} is complete")
+                continue
             print(f"run {number} of {len(plan.runs)}: {run.folder.name}")
             failed |= await run_all([run], lambda run: plan.chosen.recipe.main(run.config))
         return
@@ -209,6 +215,8 @@ async def _run(plan: Plan, failed: dict[Path, Exception]) -> None:
     ):
 
         async def start(run: SweptRun) -> None:
+            if _is_done(run):
+                return
             with service.at(run.folder) as own:
                 await train(run.config, own)
 
@@ -218,6 +226,14 @@ async def _run(plan: Plan, failed: dict[Path, Exception]) -> None:
             bar.advance()
 
         failed |= await run_all(plan.runs, start, at_once=plan.at_once, ended=ended)
+
+
+def _is_done(run: SweptRun) -> bool:
+    """Complete, with this very config: there is nothing to load a model for."""
+    config = config_to_dict(run.config)
+    if config.get("behavior_if_exists", "resume") != "resume" or standing_of(run.folder).state != "complete":
+        return False
+    return changed_fields(read_config(run.folder).config, config).keys() <= {"log_path"}
 
 
 def _service_of(folder: Path, config: "DataclassInstance") -> ServiceClient:

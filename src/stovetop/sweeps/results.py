@@ -93,7 +93,8 @@ def _metric(wanted: str | None, records: Sequence[RunRecord]) -> str:
     if not there:
         raise StovetopError("no run of this sweep has logged a step yet")
     if wanted is not None and wanted not in there:
-        raise UnknownName("metric", wanted, there)
+        told = [name for name in there if not name.startswith("time/")] or there
+        raise UnknownName("metric", wanted, told)
     found = wanted or next((name for name in USUAL if name in there), None)
     if found is None:
         raise InvalidRequest(f"which metric are these runs to be compared by? metric=...: {', '.join(sorted(there))}")

@@ -32,6 +32,9 @@ def class_path(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+ABSENT = "(absent)"  # the value of a field that only the other config has
+
+
 class Change(NamedTuple):
     """Of a field, from one config to another."""
 
@@ -50,9 +53,8 @@ class Change(NamedTuple):
 
 def changed_fields(stored: "Mapping[str, JsonValue]", new: "Mapping[str, JsonValue]") -> dict[str, Change]:
     """Each field that is not the same in both. A field that only one has counts."""
-    absent = "(absent)"
     return {
-        name: Change(stored.get(name, absent), new.get(name, absent))
+        name: Change(stored.get(name, ABSENT), new.get(name, ABSENT))
         for name in [*stored, *(name for name in new if name not in stored)]
         if name not in stored or name not in new or stored[name] != new[name]
     }
