@@ -24,7 +24,7 @@ ORDER = {
     "Look and measure": ["seeing_runs", "rollouts", "trackers", "evaluation", "graders"],
     "Methods of your own": [
         "workflows", "workflows/replace_a_logger", "workflows/insert_a_kl_stage", "workflows/stage_of_your_own",
-        "workflows/new_method", "workflows/two_phases",
+        "workflows/reward_of_your_own", "workflows/new_method", "workflows/two_phases",
     ],
     "Serve": ["serving", "protocol", "openai", "models", "engine"],
     "Look up": ["losses", "metrics", "events", "files"],
