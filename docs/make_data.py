@@ -60,7 +60,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Published[Any]]]] = {
     "Comparisons": ("`dpo`, `rlhf`", comparisons.COMPARISONS),
     "Problems": ("`rl_basic`, `math_rl`", problems.PROBLEMS),
     "Prompts": ("the distillations", prompts.PROMPTS),
-    "Programming problems": ("no recipe yet", code.CODE),
+    "Programming problems": ("`code_rl`", code.CODE),
 }
 
 

@@ -53,18 +53,18 @@ def test_a_dry_run_says_what_goes_and_what_stays_and_deletes_nothing(
     before = names_of(run)
     assert main(["prune", str(run), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    stays, _, goes = said.partition("is deleted:")
+    stays, _, goes = said.partition("would be deleted:")
     assert [name for name in ("000001", "000002", "000003", "000004") if name in stays] == ["000003", "000004"]
     assert "one of the last 2" in stays
     assert goes.count("checkpoint 000001") == goes.count("checkpoint 000002") == 2
     assert "weights/by-the-way" in goes
-    assert "together: 5, " in goes
+    assert "together: 5 folders, " in goes
     assert names_of(run) == before
 
 
 def test_what_was_said_is_deleted_and_the_run_goes_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", str(run), "--yes"]) == 0
-    assert "deleted 5, " in capsys.readouterr().out
+    assert "deleted 5 folders, " in capsys.readouterr().out
     assert names_of(run) == LAST_TWO
     asyncio.run(save(run, run, num=0))
     assert main(["prune", str(run), "--yes"]) == 0

@@ -77,6 +77,8 @@ def test_what_is_not_there_and_what_is_wrong_is_said(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "no rollout fits all of this" in said(capsys, run, "--step", "7")
+    assert "tells upper and lower case apart" in said(capsys, run, "--grep", "nothing has this")
+    assert "no rollout is of the split 'eval'; there are: train" in said(capsys, run, "--split", "eval")
     assert said(capsys, run, "--step", "7", "--json") == ""
     for where in ("rewrd > 0", "reward <", "reward < 0; DROP TABLE x"):
         assert "condition" in said(capsys, run, "--where", where, code=2)

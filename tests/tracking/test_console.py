@@ -41,6 +41,12 @@ def test_chosen_columns_are_shown_in_their_order_and_nothing_else():
     assert shown(console).splitlines() == ["  step  reward/total  optim/entropy", "     7        0.7500         0.4000"]
 
 
+def test_without_a_choice_times_and_counts_of_steps_come_last():
+    console = plain_console()
+    EventStream([ConsoleSink(console)]).log_metrics({"time/train": 1.0, "progress/batch": 3, "loss": 2.0}, 0)
+    assert shown(console).splitlines()[0].split() == ["step", "loss", "time/train", "progress/batch"]
+
+
 def test_columns_that_do_not_fit_are_left_out_whole():
     console = plain_console(width=20)
     EventStream([ConsoleSink(console)]).log_metrics({"loss": 1.0, "entropy": 2.0}, 0)

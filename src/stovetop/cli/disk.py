@@ -156,13 +156,13 @@ def _prune(folder: Path, keep: str | None, *, dry_run: bool, yes: bool) -> None:
                 locks.enter_context(locked(run))
                 clear_killed_saves(run)  # what a deletion that was killed has left of a checkpoint is none any more
         pruning = pruning_of(folder, keep)
-        _show(pruning)
+        _show(pruning, "would be deleted" if dry_run else "is deleted")
         if dry_run or not pruning.goes:
             return
         if not yes:
             _ask()
         gone = [each for each in pruning.goes if delete(each.doomed, each.run, _remover(each))]
-        print(f"deleted {len(gone)}, {shown_size(sum(each.num_bytes or 0 for each in gone))}")
+        print(f"deleted {_folders(len(gone))}, {shown_size(sum(each.num_bytes or 0 for each in gone))}")
         if left := len(pruning.goes) - len(gone):
             print(f"{left} are in use now and stay; the same command deletes them later")
 
@@ -205,14 +205,14 @@ def _keep_of(run: Path) -> str:
     return kept if isinstance(kept, str) else DEFAULT_KEEP
 
 
-def _show(pruning: Pruning) -> None:
+def _show(pruning: Pruning, what: str) -> None:
     if pruning.stays:
         print("stays:")
         print_table([{"checkpoint": each.name, "why": each.reason, "run": str(each.run)} for each in pruning.stays])
     if not pruning.goes:
         print("there is nothing to delete")
         return
-    print("is deleted:")
+    print(f"{what}:")
     print_table(
         [
             {
@@ -223,7 +223,11 @@ def _show(pruning: Pruning) -> None:
             for each in pruning.goes
         ]
     )
-    print(f"together: {len(pruning.goes)}, {shown_size(sum(each.num_bytes or 0 for each in pruning.goes))}")
+    print(f"together: {_folders(len(pruning.goes))}, {shown_size(sum(each.num_bytes or 0 for each in pruning.goes))}")
+
+
+def _folders(number: int) -> str:
+    return "1 folder" if number == 1 else f"{number} folders"
 
 
 def _ask() -> None:

@@ -58,7 +58,8 @@ A recipe's own config is the published one: a large model, and data from a hub. 
 with; `stovetop list` names them, and most are small runs that need no network.
 
 options:
-  field=value    a field of the recipe's config; --field=value and --field value are the same
+  field=value    a field of the recipe's config; --field=value and --field value are the same.
+                 model is short for model_name, epochs for num_epochs
   --dry-run      check all that can be known without the model, print the stages and the config, and stop
   --debug        show the traceback of an error
 

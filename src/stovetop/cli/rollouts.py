@@ -112,11 +112,20 @@ def _show(run: Path, options: argparse.Namespace) -> None:
     if options.json:
         _print_json(found)
     elif not found.rollouts:
-        print("no rollout fits all of this; leave one of the conditions out")
+        print(_nothing_fits(run, options))
     elif is_page:
         _write_page(run, found, options)
     else:
         _print_table(run, found)
+
+
+def _nothing_fits(run: Path, options: argparse.Namespace) -> str:
+    """With what there is to choose from."""
+    splits = sorted({file.stem.partition("_")[2] for file in rollout_files(run)})
+    if options.split and options.split not in splits:
+        return f"no rollout is of the split {options.split!r}; there are: {', '.join(splits)}"
+    case = "; --grep tells upper and lower case apart" if options.grep else ""
+    return f"no rollout fits all of this{case}"
 
 
 def _print_json(found: "Found") -> None:

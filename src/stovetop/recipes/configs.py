@@ -59,7 +59,7 @@ class AdapterConfig(ModelConfig):
 
     lora_rank: Rank = 32  # of the adapter's matrices
     train_unembed: bool = True  # the output head too
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # at most; None: as many as the epochs have
     eval_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
     save_every: Count = field(default=20, metadata=MAY_CHANGE)  # steps; 0: only at the end
     adam_beta1: Beta = 0.9  # of the mean of gradients

@@ -80,7 +80,7 @@ class Config:
     lr_schedule: LRSchedule = "constant"  # how the rate falls
     warmup_steps: Count = 0  # in which the rate rises
     num_epochs: Positive = field(default=1, metadata=HOW_LONG)  # passes over the data
-    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # None: as many as the epochs have
+    max_steps: Positive | None = field(default=None, metadata=HOW_LONG)  # at most; None: as many as the epochs have
     loss_fn: str = "importance_sampling"  # or "ppo", "cispo"
     loss_fn_config: dict[str, float] = field(default_factory=dict[str, float])  # loss_fn_config.KEY=1.5 sets one
     remove_constant_reward_groups: bool = True  # they have no gradient

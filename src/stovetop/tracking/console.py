@@ -57,7 +57,8 @@ class Bar:
 
 
 class ConsoleSink:
-    """`columns` are the metrics to show, in this order; without them, all that come, as far as the width allows."""
+    """`columns` are the metrics to show, in this order; without them, all that come, as far as the width allows: times
+    and counts of steps behind the others."""
 
     def __init__(
         self, console: "Console", columns: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic
@@ -146,7 +147,7 @@ class ConsoleSink:
 
     def _show_row(self, event: Event) -> None:
         seen = (*self._columns, *(key for key in event.values if key not in self._columns))
-        columns = self.chosen or seen
+        columns = self.chosen or tuple(sorted(seen, key=_says_little))
         if columns != self._columns or self._rows_since_header == _HEADER_EVERY_ROWS:
             self._columns = columns
             self._rows_since_header = 0
@@ -208,6 +209,11 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str | float]]
     is_number = [all(not isinstance(row[index], str) for row in rows) for index in range(len(columns))]
     lines = [columns, ["---:" if number else "---" for number in is_number], *cells]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _says_little(name: str) -> bool:
+    """How a run goes is told by other numbers than these."""
+    return name.startswith(("time/", "progress", "rollout_errors/"))
 
 
 def _beside_bar(columns: Sequence[str], values: Mapping[str, float], width: int) -> str:
