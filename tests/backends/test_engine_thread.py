@@ -63,6 +63,18 @@ def test_a_short_step_is_finished_and_no_other_begun() -> None:
         thread.call("sample", object())  # pyright: ignore[reportArgumentType]  it gets no further
 
 
+def test_a_wait_counts_while_it_goes_on_and_not_all_at_its_end() -> None:
+    engine: Any = Endless(for_ever)
+    engine.idle = True
+    thread = EngineThread(lambda: engine, "idle")
+    while not (first_s := thread.waiting_s):
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert thread.waiting_s - first_s >= 0.02
+    thread.drop("of this test")
+    stop([thread])
+
+
 def test_a_long_step_is_interrupted() -> None:
     engine: Any = Endless(for_ever)
     thread = EngineThread(lambda: engine, "endless")

@@ -68,7 +68,7 @@ class EngineThread:
         self._expected = AllExpected()
         self._queues = Queues(bounds)
         self._warns = True  # that calls were dropped; the thread knows how many when it ends
-        self.waiting_s = 0.0  # that there was nothing to do, since it began
+        self._waited: tuple[float, float | None] = (0.0, None)  # seconds in all, and since when now: replaced as one
         self._ends = False  # when all that was accepted is done
         self._work = Interruptible()
         self.callbacks = Callbacks(self.crew)  # of users, on the futures of calls
@@ -314,13 +314,24 @@ class EngineThread:
         """Does what has come, waiting for something when the engine is idle. False when nothing more is to come."""
         look_again_s = self._expected.look()
         while self._goes_on() and (engine.idle or not self._inbox.empty()):
-            began_s = time.perf_counter()
             with suppress(queue.Empty):
-                message = self._inbox.get(timeout=look_again_s)
-                self.waiting_s += time.perf_counter() - began_s
-                message(engine)
+                self._next_message(look_again_s)(engine)
             look_again_s = self._expected.look()
         return self._goes_on()
+
+    def _next_message(self, timeout_s: float | None) -> "Callable[[ops.Engine], object]":
+        waited_s, began_s = self._waited[0], time.perf_counter()
+        self._waited = (waited_s, began_s)
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        finally:
+            self._waited = (waited_s + time.perf_counter() - began_s, None)
+
+    @property
+    def waiting_s(self) -> float:
+        """How long there was nothing to do since it began; a wait that goes on counts as far as it has come."""
+        waited_s, since_s = self._waited
+        return waited_s if since_s is None else waited_s + time.perf_counter() - since_s
 
     def _goes_on(self) -> bool:
         """Whether something may come: always before `finish`; after it, as long as something is written or
