@@ -28,6 +28,14 @@ def test_a_complete_run_is_complete_with_all_its_steps_and_its_last_numbers(tmp_
     assert standing.seconds_left is None
 
 
+def test_a_complete_run_that_is_opened_again_has_not_taken_longer(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    before = standing_of(run).last_s
+    assert before is not None
+    os.utime(run / EVENTS_FILE, (before + 1000, before + 1000))
+    assert standing_of(run).last_s == before
+
+
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     failure = StageFailed("train_step", "supervised", 2, "card fell off", "stage")
     with pytest.raises(StageFailed):

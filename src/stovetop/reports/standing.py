@@ -14,7 +14,7 @@ from stovetop.durable import parse_last_rows
 from stovetop.errors import StovetopError
 from stovetop.kitchen.phases import Listed, phases_in
 from stovetop.recipes import RECIPES
-from stovetop.run_folder import EVENTS_FILE, MARK_FILE, METRICS_FILE, Plan, read_plan, writer_in
+from stovetop.run_folder import CHECKPOINTS_FILE, EVENTS_FILE, MARK_FILE, METRICS_FILE, Plan, read_plan, writer_in
 from stovetop.stored_configs import read_config
 from stovetop.tracking.events import Event, event_from_row, metrics_from_row
 
@@ -40,7 +40,7 @@ class Standing:
     num_phases: int = 0
     values: Mapping[str, float] = field(default_factory=dict[str, float])  # the last ones
     began_s: float | None = None  # since 1970
-    last_s: float | None = None  # when something was written last
+    last_s: float | None = None  # when it went on last
     seconds_left: float | None = None  # of one that is running
 
     @property
@@ -79,7 +79,7 @@ def _standing(folder: Path) -> Standing:
         num_phases=len(phases),
         values=last_values(rows, plan.columns),
         began_s=_began_s(folder),
-        last_s=max((_changed_s(folder / name) for name in (METRICS_FILE, EVENTS_FILE)), default=0.0) or None,
+        last_s=_last_s(folder, is_complete=is_complete and bool(rows)),
         seconds_left=_seconds_left(rows, plan, num_done) if state == "running" else None,
     )
 
@@ -157,6 +157,12 @@ def _began_s(folder: Path) -> float | None:
             return event_from_row(json.loads(file.readline())).time
     except (OSError, ValueError):
         return _changed_s(folder / MARK_FILE) or None
+
+
+def _last_s(folder: Path, *, is_complete: bool) -> float | None:
+    """When it last went on. Whoever opens a run that is complete makes events, and the run no longer."""
+    names = (METRICS_FILE, CHECKPOINTS_FILE) if is_complete else (METRICS_FILE, EVENTS_FILE)
+    return max(_changed_s(folder / name) for name in names) or None
 
 
 def _changed_s(file: Path) -> float:
