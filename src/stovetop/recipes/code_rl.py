@@ -58,7 +58,7 @@ class Solving(Learner, RewardConfig):
     test_size: Count = 32  # problems held out of data that has no test split; 0: none
     groups_per_batch: Positive = 100
     group_size: Annotated[int, Whole(2)] = 4
-    max_steps: Positive | None = field(default=100, metadata=HOW_LONG)
+    max_steps: Positive | None = field(default=100, metadata=HOW_LONG)  # at most, of the reinforcement
     max_tokens: Positive = 4096
     test_time_s: Seconds = 6.0  # of one test of a program
     max_sandboxes: Positive = field(default=4, metadata=MAY_CHANGE)  # at once
