@@ -68,8 +68,19 @@ def test_a_token_completer_passes_on_how_to_sample_and_what_came_back() -> None:
     completer = SamplingTokenCompleter(client, max_tokens=5, temperature=0.5, seed=3)
     completed = asyncio.run(completer(PROMPT, ["\n"]))
     assert completed == TokensWithLogprobs([7, 8], [-1.0, -2.0], "length")
-    assert client.asked == [SamplingParams(max_tokens=5, seed=3, stop=["\n"], temperature=0.5)]
+    own_seed = client.asked[0].seed
+    assert client.asked == [SamplingParams(max_tokens=5, seed=own_seed, stop=["\n"], temperature=0.5)]
     assert client.prompts == [PROMPT]
+
+
+def test_with_a_seed_answers_to_one_prompt_are_the_same_and_to_others_drawn_with_other_numbers() -> None:
+    client = Scripted([7, 8], [-1.0, -2.0])
+    other = ModelInput.from_ints([*PROMPT.to_ints(), 1])
+    for seed, prompt in ((3, PROMPT), (3, other), (3, PROMPT), (4, PROMPT)):
+        asyncio.run(SamplingTokenCompleter(client, max_tokens=5, seed=seed)(prompt, []))
+    first, of_other, again, of_other_seed = [params.seed for params in client.asked]
+    assert first == again
+    assert len({first, of_other, of_other_seed, None}) == 4
 
 
 def test_temperature_is_one_unless_said_otherwise() -> None:

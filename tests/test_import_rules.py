@@ -61,6 +61,7 @@ LINES = [
         "rest_types",
         "value",
         "concurrency",
+        "seeds",
         "model_store",
         "hub",
         "gguf_files",

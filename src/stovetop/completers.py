@@ -11,6 +11,7 @@ from stovetop.client import SamplingClient
 from stovetop.errors import InvalidRequest, RequestFailedError
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import Message
+from stovetop.seeds import seed_for
 from stovetop.tokenizing import Tokenizer
 from stovetop.types import EncodedTextChunk, ModelInput, SampledSequence, SamplingParams, StopReason
 
@@ -64,14 +65,14 @@ class SamplingTokenCompleter:
     max_tokens: int
     temperature: float = 1.0
     context_window: int | None = None  # prompt and continuation together; None: as long as the model's
-    seed: int | None = None  # of every call, so calls with the same prompt are the same; None: a fresh one each time
+    seed: int | None = None  # that of a call is made of it and of the prompt; None: a fresh one each time
 
     async def __call__(
         self, model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         params = SamplingParams(
             max_tokens=self._budget(model_input.length, max_tokens),
-            seed=self.seed,
+            seed=_own_seed(self.seed, model_input),
             stop=stop,
             temperature=self.temperature,
         )
@@ -102,7 +103,7 @@ class SamplingMessageCompleter:
     max_tokens: int
     stop_condition: StopCondition | None = None  # None: the renderer's
     temperature: float = 1.0
-    seed: int | None = None  # of every call; None: a fresh one each time
+    seed: int | None = None  # that of a call is made of it and of the prompt; None: a fresh one each time
 
     async def __call__(self, messages: Sequence[Message]) -> Message:
         return (await self.answer(messages)).message
@@ -110,8 +111,9 @@ class SamplingMessageCompleter:
     async def answer(self, messages: Sequence[Message]) -> "SampledMessage":
         """The message, and the tokens that it is made of."""
         stop = self.renderer.get_stop_sequences() if self.stop_condition is None else self.stop_condition
-        params = SamplingParams(max_tokens=self.max_tokens, seed=self.seed, stop=stop, temperature=self.temperature)
         prompt = self.renderer.build_generation_prompt(messages)
+        seed = _own_seed(self.seed, prompt)
+        params = SamplingParams(max_tokens=self.max_tokens, seed=seed, stop=stop, temperature=self.temperature)
         sequence = await _sample_one(self.sampling_client, prompt, params)
         message, _ = self.renderer.parse_response(sequence.tokens)
         return SampledMessage(prompt, sequence, Message(role="assistant", content=message["content"]))
@@ -123,6 +125,12 @@ class SampledMessage(NamedTuple):
     prompt: ModelInput
     sequence: SampledSequence
     message: Message
+
+
+def _own_seed(seed: int | None, prompt: ModelInput) -> int | None:
+    """Of one call: the same for the same prompt. With one seed for all prompts all answers would be drawn with the same
+    random numbers, and a mean over prompts would be far less certain than it looks."""
+    return None if seed is None else seed_for(seed, prompt)
 
 
 async def _sample_one(client: SamplingClient, prompt: ModelInput, params: SamplingParams) -> SampledSequence:

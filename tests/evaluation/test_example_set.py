@@ -114,7 +114,9 @@ def test_a_row_that_a_kill_has_cut_off_is_measured_again(sampler: SamplingClient
 def test_rows_that_were_measured_otherwise_are_not_added_to(tmp_path: Path):
     open_rows(tmp_path, "scripted", {"weights": "a", "temperature": 0.0})
     open_rows(tmp_path, "scripted", {"weights": "a", "temperature": 0.0})
-    with pytest.raises(InvalidRequest, match=r"temperature was 0\.0 and is 1\.0. Pass the same, or --out"):
+    with pytest.raises(
+        InvalidRequest, match=r"temperature was 0\.0 and is 1\.0. Pass the same, or another folder as --out"
+    ):
         open_rows(tmp_path, "scripted", {"weights": "a", "temperature": 1.0})
 
 

@@ -3,7 +3,6 @@ has rows of, and averages the rows into metrics. The sets themselves are in the 
 labels, pairwise.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -162,11 +161,6 @@ def mean_scores(rows: Sequence[ExampleRow], score: str) -> dict[str, float]:
         for id, samples in _samples_by_id(rows).items()
     }
     return {id: _mean(scores) for id, scores in scores_by_id.items() if scores}
-
-
-def seed_of(seed: int, id: str) -> int:
-    """A seed for one example, 63 bits: what is drawn for it does not depend on what else is evaluated."""
-    return int.from_bytes(hashlib.sha256(repr((seed, id)).encode()).digest()[:8]) >> 1
 
 
 def _samples_by_id(rows: Sequence[ExampleRow]) -> dict[str, list[Sample]]:

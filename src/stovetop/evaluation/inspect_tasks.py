@@ -16,6 +16,7 @@ from stovetop.errors import InvalidRequest, RequestFailedError
 from stovetop.extras import import_extra
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import FunctionCall, Message, ToolCall, ToolSpec, ensure_list, get_text_content
+from stovetop.seeds import seed_for
 from stovetop.types import ModelInput, SampledSequence, SamplingParams
 
 MAX_TOKENS = 1000  # of an answer
@@ -103,19 +104,20 @@ class _Sampling:
     ) -> InspectObject:
         prompt = self.renderer.build_generation_prompt(self._chat(input, tools))
         num_choices = config.num_choices or 1
-        response = await self.client.sample(prompt, num_choices, self._params(config))
+        response = await self.client.sample(prompt, num_choices, self._params(config, prompt))
         return self._output(prompt, response.sequences, config.stop_seqs or [])
 
-    def _params(self, config: InspectObject) -> SamplingParams:
+    def _params(self, config: InspectObject, prompt: ModelInput) -> SamplingParams:
         for name in NOT_OFFERED:
             if getattr(config, name, None) not in (None, 0, {}):
                 raise InvalidRequest(
                     f"sampling here has no {name}; leave it out of the task: {getattr(config, name)!r}"
                 )
+        own_seed = None if self.seed is None else seed_for(self.seed, prompt)
         given: dict[str, Any] = {
             "max_tokens": config.max_tokens or self.max_tokens,
             "temperature": self.temperature if config.temperature is None else config.temperature,
-            "seed": self.seed if config.seed is None else config.seed,
+            "seed": own_seed if config.seed is None else config.seed,
             "top_p": config.top_p,
             "top_k": config.top_k,
             "stop": self.renderer.get_stop_sequences(),

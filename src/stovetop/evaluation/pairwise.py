@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from stovetop.client import SamplingClient
 from stovetop.completers import SamplingMessageCompleter
 from stovetop.evaluation.estimates import Estimate
-from stovetop.evaluation.example_set import Reported, seed_of
+from stovetop.evaluation.example_set import Reported
 from stovetop.evaluation.rows import ExampleRow, Sample
 from stovetop.preference.evaluator import preferred_to_reference
 from stovetop.preference.reward_model import PreferenceModel
 from stovetop.preference.types import Comparison
 from stovetop.renderers.base import Renderer
 from stovetop.renderers.messages import get_text_content
+from stovetop.seeds import seed_for
 from stovetop.types import SamplingParams
 
 REPORTED = Reported(means=("win_rate",))
@@ -46,7 +47,7 @@ class PairwiseSet:
                 self.renderer,
                 self.max_tokens,
                 temperature=self.temperature,
-                seed=seed_of(seed, f"{id} {number}"),
+                seed=seed_for(seed, f"{id} {number}"),
             )
             answer = await policy(self.comparisons[id].prompt_conversation)
             won = await preferred_to_reference(self.judge, self.comparisons[id], answer)

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from stovetop.client import SamplingClient
 from stovetop.evaluation.estimates import Estimate
-from stovetop.evaluation.example_set import Reported, seed_of
+from stovetop.evaluation.example_set import Reported
 from stovetop.evaluation.rows import ExampleRow, Sample
 from stovetop.rl.metrics import dict_mean
 from stovetop.rl.rollouts import do_group_rollout
 from stovetop.rl.sampling_policy import SamplingPolicy
 from stovetop.rl.types import EnvGroupBuilder, Trajectory
+from stovetop.seeds import seed_for
 from stovetop.tokenizing import Tokenizer
 from stovetop.types import SamplingParams
 
@@ -38,7 +39,7 @@ class ProblemSet:
         return list(self.builders)
 
     async def measure(self, id: str, client: SamplingClient, seed: int) -> Sequence[Sample]:
-        policy = SamplingPolicy(client, self.max_tokens, self.temperature, seed_of(seed, id))
+        policy = SamplingPolicy(client, self.max_tokens, self.temperature, seed_for(seed, id))
         group = await do_group_rollout(self.builders[id], policy)
         played = zip(group.trajectories_G, group.get_total_rewards(), group.metrics_G, strict=True)
         return [self._sample(trajectory, reward, metrics) for trajectory, reward, metrics in played]

@@ -84,7 +84,7 @@ class ComparisonPolicyEvaluator:
     both_ways: bool = True  # ask about both orders, and take the mean; False: once, with the policy's answer as B
     content_preprocessor: Callable[[Content], Content] | None = None  # of the policy's answer, before it is judged
     name: str = ""  # before the metrics, with a slash; none without it
-    seed: int | None = None  # of every answer; None: fresh ones each time
+    seed: int | None = None  # each answer's is made of it and of its prompt; None: fresh ones each time
     record: RolloutRecord | None = None  # keeps the answers of each round, with 0 to 1 as their reward; None: they go
 
     def __post_init__(self) -> None:

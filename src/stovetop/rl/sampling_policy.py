@@ -1,7 +1,6 @@
 """The policy of rollouts that play at the same time: frozen weights, asked once for all that show the same prompt."""
 
 import asyncio
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 from stovetop.client import SamplingClient
 from stovetop.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from stovetop.futures import APIFuture
+from stovetop.seeds import seed_for
 from stovetop.types import ModelInput, SampleResponse, SamplingParams
 
 
@@ -78,7 +78,7 @@ class SamplingPolicy:
         self._num_asked[prompt] += num_samples
         if self._seed is None:
             return None
-        return _digest(self._seed, num_before, prompt)
+        return seed_for(self._seed, num_before, prompt)
 
 
 class _Drawn(NamedTuple):
@@ -104,15 +104,10 @@ class _OneRollout:
         if self._first is None or self._first.seed is None:
             self._first = await self._policy.draw(model_input, stop, max_tokens)
             return self._first.answer
-        seed = _digest(self._first.seed, self._first.place, self._num_turns)
+        seed = seed_for(self._first.seed, self._first.place, self._num_turns)
         return _answer(await self._policy.submit(model_input, 1, seed, stop, max_tokens), 0)
 
 
 def _answer(response: SampleResponse, index: int) -> TokensWithLogprobs:
     sequence = response.sequences[index]
     return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
-
-
-def _digest(*parts: object) -> int:
-    """A seed, 63 bits."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
