@@ -23,9 +23,7 @@ class RunConfig:
 
     log_path: str = field(metadata=MAY_CHANGE)  # the run directory; again: it goes on
     behavior_if_exists: BehaviorIfExists = field(default="resume", metadata=MAY_CHANGE)  # of a run that is there
-    base_url: str | None = field(
-        default=None, metadata=MAY_CHANGE
-    )  # None: in this process; recording: a fake; or a URL
+    base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: in this process; recording: a fake; a URL
     stall_after_s: Seconds = field(default=STALL_AFTER_S, metadata=MAY_CHANGE)  # with no progress, until it says why
     keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     trackers: str = field(default="", metadata=MAY_CHANGE)  # wandb, trackio, mlflow, tensorboard; NAME:PROJECT, several

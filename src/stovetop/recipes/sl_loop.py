@@ -66,9 +66,7 @@ class Config:
     keep_checkpoints: KeepCheckpoints = field(default="2", metadata=MAY_CHANGE)  # 2, "2 lowest:METRIC", all
     trackers: str = field(default="", metadata=MAY_CHANGE)  # wandb, trackio, mlflow, tensorboard; NAME:PROJECT, several
     enable_trace: bool = field(default=False, metadata=MAY_CHANGE)  # trace.json, for Perfetto: what ran when
-    base_url: str | None = field(
-        default=None, metadata=MAY_CHANGE
-    )  # None: in this process; recording: a fake; or a URL
+    base_url: str | None = field(default=None, metadata=MAY_CHANGE)  # None: in this process; recording: a fake; a URL
     load_checkpoint_path: str | None = None  # weights to start from, with a fresh optimizer
     renderer_name: str | None = None  # None: the one recommended for the model
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES  # which messages

@@ -48,7 +48,7 @@ NumTestProblems = Annotated[int, Whole(1, sort_digits.NUM_TEST_PROBLEMS)]
 class Config:
     model_name: str = "smollm2"  # a folder, a fetched model, or a name on the hub
     log_path: str = "runs/sort_digits"  # the run directory; again: it goes on
-    base_url: str | None = None  # None: in this process; recording: a fake; or a URL
+    base_url: str | None = None  # None: in this process; recording: a fake; a URL
     seed: Seed = 0  # of the adapter, the split, the order and the answers
     sl_learning_rate: Rate = 5e-4  # decays to zero
     sl_epochs: Positive = 4  # of two steps of 16 chats
