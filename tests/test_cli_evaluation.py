@@ -165,6 +165,13 @@ def test_a_run_is_evaluated_with_the_renderer_that_it_was_trained_with(capsys: p
         assert measured["settings"]["renderer"] == (more[-1] if more else "role_colon")
 
 
+def test_a_run_that_is_misspelt_is_not_taken_for_a_model(capsys: pytest.CaptureFixture[str]):
+    Path("runs").mkdir()
+    assert "`stovetop runs runs` lists the runs there: 'runs/nope'" in refused(
+        capsys, "runs/nope", "--on", "sample:gsm8k[:1]"
+    )
+
+
 def test_while_it_is_evaluated_a_checkpoint_is_not_deleted_by_its_run(monkeypatch: pytest.MonkeyPatch):
     assert main(["run", "sl_loop", "base_url=recording", "renderer_name=role_colon", "epochs=1"]) == 0
     path = str(load_checkpoints_file("runs/sl_loop")[-1].sampler_path)

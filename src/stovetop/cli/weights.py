@@ -41,7 +41,7 @@ def weights_of(word: str, base_url: str | None = "local") -> Weights:
             _refuse_no_checkpoint(word)
         return Weights(word, None, label)
     if is_here:
-        check_model_name(word)
+        _check_model(word, folder)
     return Weights(None, word, label)
 
 
@@ -72,6 +72,18 @@ def renderer_of(checkpoint: str) -> str | None:
     run = next((folder for folder in Path(checkpoint).resolve().parents if is_run(folder)), None)
     name = None if run is None or not (run / CONFIG_FILE).is_file() else read_config(run).config.get("renderer_name")
     return name if isinstance(name, str) else None
+
+
+def _check_model(word: str, folder: Path) -> None:
+    """In a folder that is there, a name that is not is one of a run that is misspelt, rather than of a model."""
+    try:
+        check_model_name(word)
+    except InvalidRequest as error:
+        if len(folder.parts) == 1 or not folder.parent.is_dir():
+            raise
+        raise InvalidRequest(
+            f"there is no run, checkpoint or model here; `stovetop runs {folder.parent}` lists the runs there: {word!r}"
+        ) from error
 
 
 def _refuse_no_checkpoint(word: str) -> None:
