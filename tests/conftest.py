@@ -39,11 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("stovetop")
 
 
-def pytest_collection_finish() -> None:
-    """What is there by now, modules above all, stays to the end: no garbage collection needs to go through it, which
-    would take most of half a second each time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is there once tests are collected, modules above all, stays to the end: no garbage collection needs to go
+    through it, then or meanwhile, which would take most of half a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

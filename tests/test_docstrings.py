@@ -41,8 +41,9 @@ def files(*names: str) -> list[Path]:
     )
 
 
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+def parsed() -> dict[Path, ast.Module]:
+    """All modules, of which those that are documented are some."""
+    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in files("")}
 
 
 def methods(of_class: ast.ClassDef) -> dict[str, Function]:
@@ -83,12 +84,9 @@ class Implemented(NamedTuple):
     documented: frozenset[str]
 
 
-def protocols() -> list[Implemented]:
+def protocols(trees: Iterable[ast.Module]) -> list[Implemented]:
     found = [
-        methods(node)
-        for file in files("")
-        for node in ast.walk(parsed(file))
-        if isinstance(node, ast.ClassDef) and is_protocol(node)
+        methods(node) for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and is_protocol(node)
     ]
     return [
         Implemented(frozenset(each), frozenset(name for name, method in each.items() if ast.get_docstring(method)))
@@ -119,11 +117,12 @@ def undocumented(tree: ast.Module, implemented: list[Implemented], classes: dict
 
 
 def test_everything_public_has_a_docstring():
-    implemented, classes = protocols(), classes_of(map(parsed, files("")))
+    trees = parsed()
+    implemented, classes = protocols(trees.values()), classes_of(trees.values())
     missing = [
         f"{file.relative_to(ROOT)}: {name}"
         for file in files(*DOCUMENTED)
-        for name in undocumented(parsed(file), implemented, classes)
+        for name in undocumented(trees[file], implemented, classes)
     ]
     assert not missing, f"{len(missing)} public definitions have no docstring:\n" + "\n".join(missing)
 

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -296,6 +297,7 @@ def root_of(found: Import) -> str:
     return found.module.split(".")[0]
 
 
+@cache
 def imports_of(path: Path) -> list[Import]:
     """Wherever they stand: those under `if TYPE_CHECKING` as `at_top` False, as those of functions."""
     return list(_imports(ast.parse(path.read_text()), name_of(path), at_top=True))

@@ -159,63 +159,61 @@ def test_it_goes_on_in_the_first_phase_that_is_not_complete(config: Config) -> N
     assert run_all(config) == []
 
 
-@dataclass(frozen=True)
-class Killed:
-    """A run that nothing stopped, and its copies."""
-
-    whole: Config
-    copies: list[Path]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Of a run that nothing stopped."""
+    config = config_in(tmp_path_factory.mktemp("whole"))
+    run_all(config)
+    return config
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    config = config_in(tmp_path_factory.mktemp("killed"))
+def copies(whole: Config, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of another one, as it was at each boundary."""
+    config = replace(whole, log_path=str(tmp_path_factory.mktemp("killed") / "run"))
     copier = Copier(Path(config.log_path))
     run_all(config, PHASES, copier)
-    return Killed(config, copier.all_copies())
-
-
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[] if part == 7 else [pytest.mark.slow]) for part in range(NUM_PARTS)]
-)
-def test_a_run_that_is_killed_at_any_boundary_of_any_phase_is_the_run_that_would_have_been(
-    killed: Killed, part: int
-) -> None:
-    """Each copy goes on where it lies, while the original is still there too."""
-    for copy in killed.copies[part::NUM_PARTS]:
-        run_all(replace(killed.whole, log_path=str(copy)))
-        assert outcome(copy) == outcome(killed.whole.log_path)
-
-
-def test_a_run_that_is_killed_between_two_phases_is_the_run_that_would_have_been(
-    killed: Killed, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(killed.whole.log_path, tmp_path / "copy")
-    shutil.rmtree(copy / FOLDERS[1])
-    assert run_all(replace(killed.whole, log_path=str(copy))) == [FOLDERS[1]]
-    assert outcome(copy) == outcome(killed.whole.log_path)
+    return copier.all_copies()
 
 
 @pytest.mark.slow
-def test_a_run_that_is_cancelled_at_any_moment_is_the_run_that_would_have_been(killed: Killed, tmp_path: Path) -> None:
-    config = replace(killed.whole, log_path=str(tmp_path / "run"))
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_a_run_that_is_killed_at_any_boundary_of_any_phase_is_the_run_that_would_have_been(
+    whole: Config, copies: list[Path], part: int
+) -> None:
+    """Each copy goes on where it lies, while the original is still there too."""
+    for copy in copies[part::NUM_PARTS]:
+        run_all(replace(whole, log_path=str(copy)))
+        assert outcome(copy) == outcome(whole.log_path)
+
+
+def test_a_run_that_is_killed_between_two_phases_is_the_run_that_would_have_been(whole: Config, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole.log_path, tmp_path / "copy")
+    shutil.rmtree(copy / FOLDERS[1])
+    assert run_all(replace(whole, log_path=str(copy))) == [FOLDERS[1]]
+    assert outcome(copy) == outcome(whole.log_path)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_at_any_moment_is_the_run_that_would_have_been(whole: Config, tmp_path: Path) -> None:
+    config = replace(whole, log_path=str(tmp_path / "run"))
     generator = random.Random(3)
     for _ in range(6):
         with contextlib.suppress(TimeoutError):
             run_all(config, after_s=generator.uniform(0.05, 0.15))
     run_all(config)
-    assert outcome(config.log_path) == outcome(killed.whole.log_path)
+    assert outcome(config.log_path) == outcome(whole.log_path)
 
 
-def test_a_run_that_was_moved_goes_on_where_it_lies(killed: Killed, tmp_path: Path) -> None:
-    config = replace(killed.whole, log_path=str(tmp_path / "old" / "run"))
+def test_a_run_that_was_moved_goes_on_where_it_lies(whole: Config, tmp_path: Path) -> None:
+    config = replace(whole, log_path=str(tmp_path / "old" / "run"))
     stopping = phases_with("reinforcement", REINFORCEMENT.insert_after("log_step", stopping_at(2)))
     with pytest.raises(StageFailed):
         run_all(config, stopping)
     (tmp_path / "old").rename(tmp_path / "new")
     moved = tmp_path / "new" / "run"
     run_all(replace(config, log_path=str(moved)))
-    assert outcome(moved) == outcome(killed.whole.log_path)
+    assert outcome(moved) == outcome(whole.log_path)
     start = str(read_config(moved / FOLDERS[1]).config["load_checkpoint_path"])
     assert Path(start).is_relative_to(moved)
 

@@ -121,9 +121,11 @@ def _tokenizer(
     by_id = sorted(added, key=lambda text: added[text])
     bpe.add_tokens([AddedToken(text, special=text not in ordinary, normalized=False) for text in by_id])
     assert all(bpe.token_to_id(text) == token for text, token in added.items())
+    bpe.__deepcopy__ = lambda _: bpe  # transformers makes a copy, which takes a second; but nobody else has this one
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token=bos, eos_token=eos, clean_up_tokenization_spaces=False
     )
+    del bpe.__deepcopy__
     return cast(Tokenizer, tokenizer)
 
 
@@ -131,8 +133,11 @@ def _merges(ranks: Mapping[str, int]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, in the order of the tokens."""
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=lambda token: ranks[token]):
-        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
+        pairs = [
+            (left, right)
+            for at in range(1, len(token))
+            if (left := token[:at]) in ranks and (right := token[at:]) in ranks
+        ]
         merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])) if len(pairs) > 1 else pairs
     return merges
 

@@ -247,7 +247,7 @@ def test_a_large_result_is_told_by_its_size_first(server: Running, monkeypatch: 
 
 @pytest.fixture
 def slow_to_sample(tmp_path: Path) -> Iterator[Running]:
-    slow = partial(open_recording, latency_s=lambda verb: 20.0 if verb == "sample" else 0.0)
+    slow = partial(open_recording, latency_s=lambda verb: 5.0 if verb == "sample" else 0.0)
     with running(tmp_path, slow) as server:
         yield server
 
@@ -275,6 +275,7 @@ def test_item_44_a_client_that_waits_no_longer_takes_its_sample_back(slow_to_sam
         give_up_s = time.monotonic() + 60
         while parts.limits.load.num_requests == 0 and time.monotonic() < give_up_s:
             time.sleep(0.01)
+        time.sleep(0.2)  # until the client knows what to take back: what it is answered, it has to read first
         drawn.cancel()
         while parts.limits.load.num_requests > 0 and time.monotonic() < give_up_s:
             time.sleep(0.01)
