@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from costly import slow_but
 from engine import tiny
 from processes import ctrl_c_is_heard, run_python
 from stovetop.backends import local
@@ -331,7 +332,8 @@ def test_a_dry_run_finds_a_folder_that_is_no_run_or_a_run_of_another_config(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "code"), [("dataset=nofile.jsonl", 2), ("model=nowhere/none", 2), ("load_checkpoint_path=/nowhere", 1)]
+    ("wrong", "code"),
+    slow_but(1, [("load_checkpoint_path=/nowhere", 1), ("dataset=nofile.jsonl", 2), ("model=nowhere/none", 2)]),
 )
 def test_the_corrected_command_runs_where_a_mistaken_one_failed(
     wrong: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -490,16 +492,16 @@ print({"torch", "transformers", "pydantic", "tyro", "rich", "matplotlib"} & set(
     assert done.stderr == "set()\n"
 
 
-def test_no_comment_on_a_field_is_lost_in_the_help_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in RECIPES:
-        own = inspect.getsource(load_recipe(name).Config)
-        commented = set(re.findall(r"^    (\w+): .*  # ", own, re.MULTILINE))
-        assert len(commented) == own.count("  # ")
-        assert commented <= {field.name for field in config_fields(load_recipe(name).Config) if field.meaning}, name
-        assert code_of("run", name, "--help") == code_of("describe", name) == 0
+@pytest.mark.parametrize("name", slow_but(2, RECIPES))
+def test_no_comment_on_a_field_is_lost_in_the_help_of_a_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own = inspect.getsource(load_recipe(name).Config)
+    commented = set(re.findall(r"^    (\w+): .*  # ", own, re.MULTILINE))
+    assert len(commented) == own.count("  # ")
+    assert commented <= {field.name for field in config_fields(load_recipe(name).Config) if field.meaning}
+    assert code_of("run", name, "--help") == code_of("describe", name) == 0
 
 
-@pytest.mark.parametrize("words", [["describe", "sl_loop"], ["list"], ["--help"]])
+@pytest.mark.parametrize("words", slow_but(1, [["list"], ["describe", "sl_loop"], ["--help"]]))
 def test_a_reader_that_has_enough_ends_a_command_without_a_word(words: list[str]) -> None:
     program = ["-m", "stovetop", *words]
     with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from costly import slow_but
 from stovetop.cli import main
 from stovetop.cli.describe import inputs_of, recipe_as_text, workflow_as_text
 from stovetop.cli.loading import load_recipe
@@ -104,14 +105,17 @@ class Some:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [
-        ("metrics.jsonl", b"words\n"),
-        ("checkpoints.jsonl", b"{}\n"),
-        ("workflow.json", b"words"),
-        ("workflow.json", b"[]"),
-        ("workflow.json", b'{"phases": 3}'),
-        ("workflow.json", b'{"phases": [{"file": null}]}'),
-    ],
+    slow_but(
+        2,
+        [
+            ("metrics.jsonl", b"words\n"),
+            ("workflow.json", b'{"phases": 3}'),
+            ("checkpoints.jsonl", b"{}\n"),
+            ("workflow.json", b"words"),
+            ("workflow.json", b"[]"),
+            ("workflow.json", b'{"phases": [{"file": null}]}'),
+        ],
+    ),
 )
 def test_a_damaged_run_hides_no_other_and_its_report_names_the_file(
     file: str, damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from costly import slow_but
 from processes import ctrl_c_is_heard, signal_after
 from stovetop.cli.interrupts import Interrupted, as_interrupted, interrupted_by_sigterm, same_command
 
@@ -145,9 +146,7 @@ def test_what_does_not_let_itself_be_cancelled_has_its_time_and_not_more() -> No
     assert ended.seconds < AT_ONCE_S
 
 
-@pytest.mark.parametrize(
-    "then", ["pass", pytest.param("await asyncio.sleep(50)", marks=pytest.mark.slow), "time.sleep(50)"]
-)
+@pytest.mark.parametrize("then", slow_but(1, ["time.sleep(50)", "pass", "await asyncio.sleep(50)"]))
 def test_a_second_signal_ends_it_at_once_whatever_it_does(then: str) -> None:
     program = DOES_NOT_END.format(seconds=20, work="await asyncio.sleep(50)", then=then)
     ended = signal_after(["-c", program], 0.1, signal.SIGINT, again_after=0.3)

@@ -41,6 +41,7 @@ def dies_in_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_start, "PHASES", (supervised, dying))
 
 
+@pytest.mark.slow  # recipes/test_conformance has a short one
 def test_what_was_killed_goes_on_by_the_same_command_or_by_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

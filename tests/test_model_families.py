@@ -111,12 +111,13 @@ def test_what_a_name_says_of_its_model(model_name: str, attributes: ModelAttribu
             "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}",
             "<｜begin▁of▁sentence｜><｜User｜>U<｜Assistant｜>A<｜end▁of▁sentence｜>",
         ),
-        (
+        pytest.param(
             "moonshotai/Kimi-K2-Instruct",
             real_tokenizers.kimi_k2,
             "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}<|im_end|>{% endfor %}"
             "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}",
             "<|im_user|>user<|im_middle|>U<|im_end|><|im_assistant|>assistant<|im_middle|>A<|im_end|>",
+            marks=pytest.mark.slow,  # to make its tokenizer takes two seconds
         ),
     ],
 )

@@ -14,8 +14,9 @@ from pages import PAGES, ROOT, Reader, name_of, work_in
 from stovetop.cli import main
 
 AT_A_SERVER = {"openai", "serving"}
-SLOW = {  # several runs each, to their end: two seconds, where all other pages together take eight
-    "seeing_runs", "sweeps", "workflows/new_method", "workflows/two_phases",
+SLOW = {  # several runs each, to their end: half a second and more
+    "evaluation", "first_hour", "resume", "seeing_runs", "sweeps", "workflows", "workflows/insert_a_kl_stage",
+    "workflows/new_method", "workflows/two_phases",
 }  # fmt: skip
 RUN = "run sl_loop base_url=recording renderer_name=role_colon epochs=1"
 RL_RUN = (

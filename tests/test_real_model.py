@@ -25,6 +25,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
         yield opened
 
 
+@pytest.mark.slow
 def test_it_answers_a_question(service: ServiceClient) -> None:
     client = service.create_sampling_client(base_model="smollm2").result()
     renderer = get_renderer("chat_template", client.get_tokenizer())

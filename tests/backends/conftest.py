@@ -10,12 +10,18 @@ from providers import IN_PROCESS, PROVIDERS, Provider
 from stovetop.client import ServiceClient, TrainingClient
 from stovetop.durable import LOCAL_DISK
 
-# What takes a second or more there, and less in this process.
+# What takes a second or more there, with all its parameters, and less in this process.
 SLOW_OVER_A_SERVER = {
     "test_a_failing_disk_leaves_the_previous_state_or_the_new_one",
     "test_a_hundred_clients_come_and_go",
     "test_a_run_resumed_at_any_step_is_the_run_that_would_have_been",
+    "test_a_torn_state_is_recognised_and_the_client_goes_on",
+    "test_any_cut_into_micro_batches_gives_the_same_gradient",
+    "test_close_finishes_what_is_to_be_written_and_what_waits_for_it",
     "test_saves_beyond_what_memory_is_taken_for_wait_and_nothing_else_does",
+    "test_the_gradient_of_a_loss_is_that_of_cross_entropy_weighted_by_its_slope",
+    "test_training_teaches",
+    "test_weights_without_optimizer_start_it_afresh",
 }
 
 

@@ -165,7 +165,7 @@ def together(backend: Backend, folder: Path, seeds: list[int], length: int, paus
 
 
 @pytest.mark.parametrize(
-    ("num_clients", "length"), [(3, 8), pytest.param(8, 30, marks=pytest.mark.slow)], ids=["three", "many"]
+    ("num_clients", "length"), [(3, 6), pytest.param(8, 30, marks=pytest.mark.slow)], ids=["three", "many"]
 )
 def test_clients_with_faults_and_delays_get_what_each_gets_alone(
     backend: Backend, num_clients: int, length: int, tmp_path: Path

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from costly import slow_but
 from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
@@ -145,7 +146,7 @@ def exits(*_: object) -> None:
     raise SystemExit("of a test")
 
 
-@pytest.mark.parametrize(("most_running", "num_positions"), [(16, None), (512, 640)])
+@pytest.mark.parametrize(("most_running", "num_positions"), slow_but(1, [(16, None), (512, 640)]))
 def test_who_has_queued_many_samples_delays_the_first_of_another_by_little(
     model: BaseModel, monkeypatch: pytest.MonkeyPatch, most_running: int, num_positions: int | None
 ) -> None:

@@ -93,7 +93,7 @@ def test_where_nothing_can_be_written_adapters_stay_and_it_is_said(
     assert torch.equal(value.tensors["x.A"], weights(0).tensors["x.A"])
 
 
-@pytest.mark.parametrize(("num_adapters", "num_turns"), [(6, 12), pytest.param(64, 100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_adapters", "num_turns"), [(6, 8), pytest.param(64, 100, marks=pytest.mark.slow)])
 def test_many_adapters_in_the_room_of_four_train_and_sample_as_if_each_were_alone(
     num_adapters: int, num_turns: int, tmp_path: Path
 ) -> None:

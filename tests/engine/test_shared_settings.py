@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from costly import slow_but
 from engine import tiny
 from engine.recorded import META, digest
 from stovetop.backends.custom_loss import judge
@@ -88,8 +89,8 @@ def some_of_everything(model: BaseModel, folder: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("kind", slow_but(1, MODELS))
+@pytest.mark.parametrize("dtype", slow_but(1, [torch.bfloat16, torch.float64]), ids=str)
 def test_an_engine_computes_the_same_bits_whatever_the_default_dtype_is_meanwhile(
     kind: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

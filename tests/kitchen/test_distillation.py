@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from costly import slow_but
 from kitchen.stages.configs import DistillationConfig, OffPolicyConfig, TopKConfig, write_chats, write_problems
 from kitchen.test_supervised import checkpoints, rows, weights
 from stovetop.backends import recording
@@ -182,7 +183,7 @@ def test_each_step_trains_on_fresh_answers_of_the_student(config: DistillationCo
     assert losses == {"importance_sampling"}
 
 
-@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("depth", slow_but(1, [2, 0]))
 def test_a_run_that_is_stopped_and_resumed_is_the_run_that_would_have_been(
     config: DistillationConfig, depth: int
 ) -> None:
@@ -266,7 +267,9 @@ def test_off_policy_the_student_learns_what_the_teacher_finds_likeliest(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("workflow", "make"), [(OFF_POLICY_DISTILLATION, off_policy), (TOPK_DISTILLATION, topk)], ids=["answers", "top k"]
+    ("workflow", "make"),
+    slow_but(1, [(TOPK_DISTILLATION, topk), (OFF_POLICY_DISTILLATION, off_policy)]),
+    ids=["top k", "answers"],
 )
 def test_off_policy_a_run_that_is_stopped_and_resumed_is_the_run_that_would_have_been(
     tmp_path: Path, workflow: Workflow, make: Callable[[Path], OffPolicyConfig | TopKConfig]

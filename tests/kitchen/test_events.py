@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from costly import slow_but
 from kitchen.stages.configs import (
     DistillationConfig,
     KLConfig,
@@ -192,7 +193,10 @@ def test_every_workflow_is_here() -> None:
     assert CASES.keys() == list_workflows().keys()
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("supervised", "preference", "ready", "topk_distillation")
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, CASES))
 def test_every_event_is_emitted_as_often_as_it_happens(name: str, tmp_path: Path) -> None:
     case, workflow = CASES[name], list_workflows()[name]
     events = train(case.config(tmp_path), workflow)
@@ -257,12 +261,7 @@ def test_the_stages_of_a_step_run_in_this_order(name: str, tmp_path: Path) -> No
     assert [event.labels["stage"] for event in begun] == SEQUENCES[name]
 
 
-OFTEN = ("supervised", "reinforcement", "ready")  # .ci/run tries them all
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in CASES]
-)
+@pytest.mark.parametrize("name", slow_but(["supervised"], CASES))
 def test_no_event_is_there_twice_when_a_run_was_stopped_and_went_on(name: str, tmp_path: Path) -> None:
     @stage
     def stops(step: int) -> None:

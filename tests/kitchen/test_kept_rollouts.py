@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from costly import slow_but
 from kitchen.stages.configs import DistillationConfig, KLConfig, RLConfig, StreamingConfig, write_problems
 from kitchen.test_supervised import rows
 from stovetop.backends import recording
@@ -48,7 +49,7 @@ def config_of(workflow: Workflow, folder: Path) -> RunConfig:
 WORKFLOWS = [REINFORCEMENT, STREAMING, READY, KL_REINFORCEMENT, DISTILLATION]
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+@pytest.mark.parametrize("workflow", slow_but([READY, DISTILLATION], WORKFLOWS), ids=lambda workflow: workflow.name)
 def test_all_rollouts_of_a_step_are_kept_with_the_numbers_that_its_metrics_are_means_of(
     workflow: Workflow, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from costly import slow_but
 from kitchen.copies import number_of
 from kitchen.modes import (
     MODES,
@@ -33,26 +34,15 @@ from stovetop.kitchen.workflow import Workflow
 
 NUM_PARTS = 60  # of the boundaries of a mode
 QUICK_PARTS = (7,)
-QUICK_MODES = {
-    "supervised",
-    "two steps ahead, often saved",
-    "measured preference",
-    "two steps ahead",
-    "ppo",
-    "distillation",
-    "reward model",
-}
+QUICK_MODES = {"supervised", "two steps ahead"}
 NUM_STOPS = 20  # runs of a mode that are stopped in another way
-QUICK_STOPS = {("supervised", 0), ("one step ahead", 1), ("off-policy distillation", 2), ("two steps ahead", 3)}
+QUICK_STOPS = {("supervised", 0)}
 
 
 # ---- kills at the boundaries of stages -------------------------------------------------------------------------------
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(mode, marks=[] if mode in QUICK_MODES else [pytest.mark.slow]) for mode in MODES],
-)
+@pytest.fixture(scope="module", params=slow_but(QUICK_MODES, MODES))
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     is_quick = "not slow" in request.config.getoption("markexpr", "")
 
@@ -62,9 +52,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return kill_at_boundaries(MODES[request.param], tmp_path_factory.mktemp("killed"), wanted=wanted)
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[] if part in QUICK_PARTS else [pytest.mark.slow]) for part in range(NUM_PARTS)]
-)
+@pytest.mark.parametrize("part", slow_but(QUICK_PARTS, range(NUM_PARTS)))
 def test_a_run_that_is_killed_at_the_boundary_of_a_stage_is_the_run_that_would_have_been(
     killed: Killed, part: int
 ) -> None:
@@ -95,11 +83,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize(
     ("whole", "number"),
-    [
-        pytest.param(mode, number, marks=[] if (mode, number) in QUICK_STOPS else [pytest.mark.slow])
-        for mode in MODES
-        for number in range(NUM_STOPS)
-    ],
+    slow_but(QUICK_STOPS, [(mode, number) for mode in MODES for number in range(NUM_STOPS)]),
     indirect=["whole"],
 )
 def test_a_run_that_is_stopped_again_and_again_is_the_run_that_would_have_been(

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kitchen.modes import MODES, kill_at_boundaries
 from stovetop.checkpoints import PendingCheckpoint, Start, submit_checkpoint
 from stovetop.client import TrainingClient
@@ -28,6 +30,7 @@ async def begin_with_resumed_weights(training_client: TrainingClient, start: Sta
     return [Policy(await training_client.save_weights_and_get_sampling_client(), start.batch, None)]
 
 
+@pytest.mark.slow
 def test_a_run_ahead_that_is_resumed_with_the_weights_of_its_checkpoint_alone(tmp_path: Path) -> None:
     workflow = MODES["one step ahead"].workflow.replace("initial_policies", begin_with_resumed_weights)
     assert_some_are_bad("one step ahead", workflow, tmp_path)
@@ -54,12 +57,14 @@ def save_late(hidden: Any, step: int) -> PendingCheckpoint:
     return submit_checkpoint(hidden, f"{step + 1:06d}", {"batch": step + 1})
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_submitted_in_the_second_station(tmp_path: Path) -> None:
     workflow = MODES["supervised"].workflow.remove("save_checkpoint").insert_after("init_session", hide)
     workflow = workflow.insert_after("await_optim_step", When(saves, save_late))
     assert_some_are_bad("supervised", workflow, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_recorded_before_the_row_is_logged(tmp_path: Path) -> None:
     @stage
     async def record_early(saved: PendingCheckpoint, run: Run, policies: list[Policy] | None = None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from costly import slow_but
 from kitchen.stages.configs import PreferenceConfig, write_comparisons
 from kitchen.test_supervised import checkpoints, rows, weights
 from stovetop.backends import recording
@@ -140,7 +141,9 @@ def stopping_at(at: int):
     return stops
 
 
-@pytest.mark.parametrize("boundary", ["get_preference_batch", "optim_step", "log_step", "record_checkpoint"])
+@pytest.mark.parametrize(
+    "boundary", slow_but(2, ["optim_step", "record_checkpoint", "get_preference_batch", "log_step"])
+)
 def test_a_run_that_is_stopped_anywhere_and_resumed_is_the_run_that_would_have_been(
     config: PreferenceConfig, whole: PreferenceConfig, boundary: str
 ) -> None:

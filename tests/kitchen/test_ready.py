@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from costly import slow_but
 from kitchen.copies import Copier
 from kitchen.stages.configs import RLConfig, write_problems
 from kitchen.test_supervised import checkpoints, rows, weights
@@ -154,9 +155,8 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> tuple[RLConfig, list[Pat
     return config, found
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[] if part == 7 else [pytest.mark.slow]) for part in range(NUM_PARTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_a_run_that_is_killed_at_the_boundary_of_a_stage_loses_no_group_and_trains_none_twice(
     copies: tuple[RLConfig, list[Path]], part: int
 ) -> None:
@@ -203,8 +203,8 @@ def test_a_checkpoint_that_does_not_name_what_was_trained_early_loses_groups(tmp
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     "changed",
-    [{"remove_constant_reward_groups": True, "max_tokens": 1}, {"groups_per_batch": 4}, {"max_steps": 2}],
-    ids=["constant groups", "a short last batch", "a surplus of problems"],
+    slow_but(1, [{"max_steps": 2}, {"remove_constant_reward_groups": True, "max_tokens": 1}, {"groups_per_batch": 4}]),
+    ids=["a surplus of problems", "constant groups", "a short last batch"],
 )
 def test_it_ends(tmp_path: Path, changed: dict[str, int]) -> None:
     config = config_in(tmp_path, max_steps_off_policy=1, **changed)

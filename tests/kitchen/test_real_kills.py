@@ -84,6 +84,7 @@ def test_a_process_that_is_killed_leaves_the_run_that_would_have_been(
     whole.assert_same_after_a_kill(number, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_samples_ahead_leaves_the_run_that_would_have_been(tmp_path: Path) -> None:
     """The one of its kind that always runs."""
     name = "two steps ahead"

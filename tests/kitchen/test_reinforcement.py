@@ -134,6 +134,7 @@ def test_a_run_that_is_stopped_anywhere_and_resumed_is_the_run_that_would_have_b
     assert all(events[("rl.step", step)] == 1 for step in range(NUM_STEPS))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_begins_with_the_weights_of_its_checkpoint_alone_learns_something_else(
     config: RLConfig, whole: dict[int, RLConfig]
 ) -> None:

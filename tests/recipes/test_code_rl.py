@@ -91,6 +91,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(tmp_path: Path):
         code_rl.check(replace(config, warmup_steps=17))
 
 
+@pytest.mark.slow
 def test_a_run_of_a_config_that_was_made_in_a_program(tmp_path: Path):
     config = replace(
         code_rl.PRESETS["small"], base_url="recording", model_name="any/model", renderer_name="role_colon",

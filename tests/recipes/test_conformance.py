@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from costly import slow_but
 from stovetop.cli import main
 from stovetop.cli.configs import config_fields
 from stovetop.cli.loading import load_recipe, phases_of, presets_of, workflow_of
@@ -201,6 +202,7 @@ ENTRIES: dict[str, Entry] = {
     "sort_digits_demo": Entry(),
 }  # fmt: skip
 RUN_HERE = [name for name, entry in ENTRIES.items() if entry.words]
+QUICK = ("sl_loop", "rl_basic", "guess_number")  # a flat loop, a workflow, and phases; each has tests of its own too
 
 
 def words_of(name: str, log_path: Path, *more: str) -> list[str]:
@@ -326,7 +328,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return run
 
 
-@pytest.mark.parametrize("name", RUN_HERE)
+@pytest.mark.parametrize("name", slow_but(QUICK, RUN_HERE))
 def test_every_metric_and_every_event_of_a_run_has_a_meaning_in_the_documentation(
     name: str, whole_run: Callable[[str], Path]
 ) -> None:
@@ -341,7 +343,7 @@ def test_every_metric_and_every_event_of_a_run_has_a_meaning_in_the_documentatio
             assert events.ANY in labels or set(event.labels) <= set(labels), event
 
 
-@pytest.mark.parametrize("name", RUN_HERE)
+@pytest.mark.parametrize("name", slow_but(QUICK, RUN_HERE))
 def test_it_runs_and_where_it_was_interrupted_it_goes_on_to_the_same_rows_and_weights(
     name: str, whole_run: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +360,7 @@ def test_it_runs_and_where_it_was_interrupted_it_goes_on_to_the_same_rows_and_we
     assert outcome(interrupted) == outcome(whole)
 
 
-@pytest.mark.parametrize("name", RUN_HERE)
+@pytest.mark.parametrize("name", slow_but(QUICK, RUN_HERE))
 def test_a_dry_run_refuses_data_that_is_not_what_the_run_has_learnt_from(
     name: str, whole_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,6 +122,7 @@ def small_config(folder: Path, **changed: object) -> math_rl.Config:
     return replace(config, **changed)
 
 
+@pytest.mark.slow
 def test_a_model_learns_on_the_recording_backend(tmp_path: Path) -> None:
     """The one answer that there is: a bigram model cannot tell problems apart."""
     config = small_config(tmp_path)

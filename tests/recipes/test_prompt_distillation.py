@@ -82,6 +82,7 @@ def test_each_phase_alone_comes_to_the_same_as_both_together() -> None:
     assert weights("whole") == weights("parts") == weights("given") != []
 
 
+@pytest.mark.slow  # as test_conformance has it of all recipes
 def test_a_run_that_is_killed_in_either_phase_goes_on_to_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_in("whole", "save_every=1") == 0
 

@@ -69,6 +69,7 @@ def rows(config: rl_loop.Config) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith("time")} for row in metrics]
 
 
+@pytest.mark.slow  # rl/test_learning has others
 def test_the_reward_rises(config: rl_loop.Config) -> None:
     config = replace(config, num_epochs=3, learning_rate=1.0, eval_every=0)
     train(config)

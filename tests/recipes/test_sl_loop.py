@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from costly import slow_but
 from stovetop.backends import recording
 from stovetop.backends.opened_base import Call
 from stovetop.backends.recording import Raises
@@ -183,7 +184,7 @@ def test_a_finished_run_trains_nothing_and_says_so(config: sl_loop.Config, caplo
     assert len(load_checkpoints_file(config.log_path)) == 3
 
 
-@pytest.mark.parametrize("schedule", ["linear", "constant"])
+@pytest.mark.parametrize("schedule", slow_but(1, ["linear", "constant"]))
 def test_a_finished_run_that_is_asked_for_less_is_complete_and_keeps_every_file(
     config: sl_loop.Config, schedule: LRSchedule, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from costly import slow_but
 from processes import run_python
 from stovetop.backends import recording
 from stovetop.cli import main
@@ -64,7 +65,7 @@ def config_of(recipe: str, log_path: Path) -> Any:
     return load(log_path).config_as(MODULES[recipe].Config)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", slow_but(["math_rl", "dpo"], RECIPES))
 def test_it_runs_three_steps_without_a_network_and_its_directory_says_of_what(recipe: str, tmp_path: Path) -> None:
     log_path = tmp_path / "run"
     assert main(words_of(recipe, log_path)) == 0
@@ -82,9 +83,8 @@ def test_it_runs_three_steps_without_a_network_and_its_directory_says_of_what(re
     assert weights(log_path) != []
 
 
-@pytest.mark.parametrize(
-    "recipe", [pytest.param(name, marks=[] if name == "rl_basic" else [pytest.mark.slow], id=name) for name in MODULES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", MODULES)
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_would_have_been(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +156,7 @@ def test_sl_basic_is_sl_loop(tmp_path: Path) -> None:
     assert weights(tmp_path / "sl_basic") == weights(tmp_path / "sl_loop") != []
 
 
+@pytest.mark.slow  # its workflow alone is, in kitchen/test_reinforcement
 def test_rl_basic_on_policy_is_rl_loop_in_every_metric_that_this_has(tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(10)))
@@ -200,7 +201,7 @@ def test_no_word_that_the_preset_of_rl_basic_is_tested_on_is_one_that_it_learns_
     assert words[0].isdisjoint(words[1])
 
 
-@pytest.mark.parametrize("sample", ["hhh", "helpsteer3", "ultrafeedback"])
+@pytest.mark.parametrize("sample", slow_but(1, ["hhh", "helpsteer3", "ultrafeedback"]))
 def test_each_named_comparison_set_has_a_sample_that_trains(sample: str, tmp_path: Path) -> None:
     words = ["run", "dpo", *COMMON, f"dataset=sample:{sample}", "batch_size=2", f"log_path={tmp_path / 'run'}"]
     assert main(words) == 0
@@ -274,14 +275,17 @@ def test_describe_has_every_stage_with_its_place_every_port_and_every_field(
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [
-        (["learning_rate=0.5"], "learning_rate: 0.1 -> 0.5"),
-        (["num_epochs=2"], r"num_epochs: 1 -> 2 \(it may change while lr_schedule=constant only\)"),
-        (["saev_every=1"], "'save_every'"),
-        (["save_every=-1"], "save_every"),
-        (["behavior_if_exists=delete"], "leave log_path and behavior_if_exists out"),
-        (["log_path=runs/other"], "leave log_path and behavior_if_exists out"),
-    ],
+    slow_but(
+        2,
+        [
+            (["learning_rate=0.5"], "learning_rate: 0.1 -> 0.5"),
+            (["log_path=runs/other"], "leave log_path and behavior_if_exists out"),
+            (["num_epochs=2"], r"num_epochs: 1 -> 2 \(it may change while lr_schedule=constant only\)"),
+            (["saev_every=1"], "'save_every'"),
+            (["save_every=-1"], "save_every"),
+            (["behavior_if_exists=delete"], "leave log_path and behavior_if_exists out"),
+        ],
+    ),
 )
 def test_a_resumed_run_refuses_what_would_change_it(
     words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -321,6 +325,7 @@ def test_fewer_steps_than_a_run_has_behind_it_are_refused_and_not_stored(
     assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["max_steps"] == 3
 
 
+@pytest.mark.slow  # test_sl_loop has a shorter one
 def test_a_finished_run_is_made_longer_by_resume(tmp_path: Path) -> None:
     more = ["lr_schedule=constant", "num_epochs=2"]
     assert main(words_of("sl_basic", tmp_path / "whole", *more, "max_steps=5")) == 0

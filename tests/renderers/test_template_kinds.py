@@ -1,7 +1,6 @@
 """`chat_template` with templates of every kind that models are published with: each written here as short as it gets,
 and those that the trl package collects."""
 
-import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costly import slow_but
 from renderers.conversations import Features, conversation
 from renderers.languages import chat, mask, trained_tokens
 from renderers.oracle import as_openai, trl_template
@@ -262,6 +262,7 @@ PUBLISHED = sorted(
     if not file.stem.endswith("_training")
 )
 UNUSABLE = {"deepseek_r1_distill", "deepseekv3"}  # their prompts begin thinking that no answer is written with
+QUICK = {"cohere2", "gemma3", "glm4moe", "gptoss", "lfm2_2_5", "llama3_1", "nemotron_3_nano", "qwen3", "qwen3_vl"}
 
 
 @cache
@@ -275,13 +276,7 @@ def test_all_published_templates_but_these_can_be_used(name: str) -> None:
     assert published(name).is_usable == (name not in UNUSABLE)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if re.search(r"_v\d$", name) else [])  # a version of another
-        for name in sorted(set(PUBLISHED) - UNUSABLE)
-    ],
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, sorted(set(PUBLISHED) - UNUSABLE)))
 def test_chats_are_written_as_the_published_template_writes_them(name: str) -> None:
     """What transformers makes of them, token for token, but for a stop that the template leaves out at the end; and
     what was trained is what was said."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from costly import slow_but
 from reports.made_runs import COLUMNS, Config, log_steps, make_run
 from rollout_rows import row
 from stovetop.cli import main
@@ -102,7 +103,9 @@ def test_a_run_that_still_runs_has_a_report(tmp_path: Path) -> None:
         assert words in page.text, words
 
 
-@pytest.mark.parametrize("file", [METRICS_FILE, EVENTS_FILE, CHECKPOINTS_FILE, "config.json", "workflow.json"])
+@pytest.mark.parametrize(
+    "file", slow_but(2, [METRICS_FILE, "config.json", EVENTS_FILE, CHECKPOINTS_FILE, "workflow.json"])
+)
 def test_a_damaged_run_has_a_report_that_names_the_file_and_shows_the_rest(
     tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

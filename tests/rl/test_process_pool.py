@@ -249,6 +249,7 @@ async def storm(pool: WorkerPool, seed: int, num_calls: int) -> Counter[str]:
     return Counter(await together([one() for _ in range(num_calls)]))
 
 
+@pytest.mark.slow
 def test_in_a_storm_of_calls_every_one_ends_and_no_process_is_left_over(warm: WorkerPool):
     before = set(psutil.Process().children())  # Python's own resource tracker among them
     with WorkerPool(2) as pool, ThreadPoolExecutor() as threads:

@@ -11,6 +11,7 @@ import tinker
 from running import MODELS, Running, datum, logprobs, made, open_recording, running, train
 from tinker import types
 
+from costly import slow_but
 from stovetop.backends import local, recording
 from stovetop.backends.in_process import InProcessServiceClient
 from stovetop.backends.recording.failing_disk import FailingDisk
@@ -201,7 +202,7 @@ def test_a_request_during_which_the_server_ended_three_times_is_failed(killed: K
             assert "the server ended 3 times while it did this request" in str(failed["error"])
 
 
-@pytest.mark.parametrize("damaged", ["first.*", "snapshot.*"])
+@pytest.mark.parametrize("damaged", slow_but(1, ["first.*", "snapshot.*"]))
 def test_a_model_whose_replay_reads_what_is_damaged_is_refused_by_name_and_others_are_served(
     killed: Killed, damaged: str
 ) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from costly import slow_but
 from stovetop.tasks.assertions import AssertionGrader
 from stovetop.tasks.code import CodeTest
 from stovetop.tasks.code_grading import CodeGrade, CodeGrader
@@ -161,7 +162,7 @@ def test_an_honest_program_is_right_in_each_form():
     assert (as_function(function), as_program(program), as_asserted(function)) == (CodeGrade(True),) * 3
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", slow_but(ATTACKS[::3], ATTACKS), ids=lambda attack: attack.name)
 def test_no_reward_for_a_function_that(attack: Attack):
     assert not as_function(attack.program).is_correct
 

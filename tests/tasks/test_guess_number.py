@@ -137,6 +137,7 @@ def test_nine_tenths_are_to_train_on_and_which_is_where_never_changes():
     assert len(dataset(RENDERER)) == 29  # batches of 32, the last one short
 
 
+@pytest.mark.slow
 def test_a_policy_learns_to_play(tmp_path: Path):
     """A bigram cannot bisect. Shown how guesses are written it still says much else; reward teaches it not to, and of
     eight numbers it then finds some in ten guesses."""

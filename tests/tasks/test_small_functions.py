@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from stovetop.datasets import load_chats, load_rows
 from stovetop.renderers.messages import get_text_content
 from stovetop.tasks import code, small_functions
@@ -24,6 +26,7 @@ def test_no_problem_that_is_held_out_is_in_training_or_in_a_chat() -> None:
     assert shown == {asked(problem) for problem in loaded.train}
 
 
+@pytest.mark.slow
 def test_the_solutions_are_right_and_no_other_form_passes() -> None:
     """Of the problems with the smallest constant, of which forms could agree most easily."""
     rows = small_functions.problems()[: len(small_functions.FORMS)]

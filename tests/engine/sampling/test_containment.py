@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from costly import costly
+from costly import costly, slow_but
 from engine import tiny
 from engine.sampling import traffic
 from engine.sampling.traffic import PREFIX, Traffic, asked, at_call, fail_at, scored
@@ -306,8 +306,8 @@ def test_one_adapter_that_has_diverged_is_tried_without_itself_once(monkeypatch:
     assert len(tries) == 1
 
 
-@pytest.mark.parametrize("at_once", [1, 11])
-@pytest.mark.parametrize("call", [0, pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("at_once", slow_but(1, [11, 1]))
+@pytest.mark.parametrize("call", slow_but(2, [0, 5, 2]))
 def test_a_stack_of_adapters_that_was_half_filled_is_not_read(call: int, at_once: int) -> None:
     """In the fast mode, where the factors of the adapters that run lie side by side: newcomers take the places of those
     that ended."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from costly import slow_but
 from engine import tiny
 from stovetop.backends.custom_loss import judge
 from stovetop.engine import ops
@@ -43,7 +44,8 @@ def num_graphs(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize(
-    ("settings", "count"), [({}, 1), ({}, 3), ({"micro_batch_invariant": True}, 2), ({"max_adapter_bytes": 0}, 1)]
+    ("settings", "count"),
+    slow_but(1, [({}, 3), ({}, 1), ({"micro_batch_invariant": True}, 2), ({"max_adapter_bytes": 0}, 1)]),
 )
 def test_clients_whose_losses_overlap_get_the_bits_that_each_gets_alone(
     settings: dict[str, Any], count: int, tmp_path: Path
