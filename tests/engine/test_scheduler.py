@@ -204,7 +204,7 @@ class Followed:
     left: dict[ops.Ticket, list[int]] = field(default_factory=dict)  # passes
     begun: set[ops.Ticket] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
-    passed_over: Counter[str] = field(default_factory=Counter[str])  # turns since a queue had one, while it was ready
+    passed_over: Counter[str] = field(default_factory=Counter[str])  # tokens of others while a queue was ready
     num_added: int = 0
 
     def __post_init__(self) -> None:
@@ -249,10 +249,11 @@ class Followed:
             assert len(turn) == 1 or isinstance(turn[0].op, ops.OptimStep)
         leader = ops.queue_of(turn[0].op)
         assert turn[0].number == min(ticket.number for ticket in ready[leader]), "the oldest of its queue"
+        served = {ops.queue_of(ticket.op) for ticket in turn}
         for queue in ready:
-            self.passed_over[queue] += 1
-            assert self.passed_over[queue] <= 2 * NUM_QUEUES, "a turn in each round"
-        self.passed_over[leader] = 0
+            self.passed_over[queue] = 0 if queue in served else self.passed_over[queue] + tokens
+            # it begins where its own last pass ended, and each of the others may begin a pass until then, or run along
+            assert self.passed_over[queue] <= 3 * NUM_QUEUES * PASS, "a turn in each round"
         for ticket in turn:
             self.begun.add(ticket)
             del self.left[ticket][:1]
