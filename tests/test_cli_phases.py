@@ -115,5 +115,7 @@ def test_runs_and_report_show_them_as_phases_of_one_run(
     assert all(phase["checkpoints"][-1]["name"] == "final" for phase in report["phases"])
     said = said_by(capsys, "report", str(tmp_path / "run"))
     assert said.index("1_supervised: ") < said.index("2_reinforcement: ")
-    assert main(["chat", str(tmp_path / "run")]) == 1
-    assert "its last checkpoint is" in capsys.readouterr().err
+    assert (
+        main(["chat", str(tmp_path / "run")]) == 1
+    )  # with its last checkpoint, but that of a model that does not exist
+    assert "unknown base_model 'any/model'" in capsys.readouterr().err

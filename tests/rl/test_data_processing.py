@@ -115,13 +115,13 @@ def test_a_long_episode_takes_time_in_proportion_to_its_length():
     def seconds(num_tokens: int) -> float:
         one_turn = trajectory(([1], [2] * num_tokens))
         times: list[float] = []
-        for _ in range(3):
+        for _ in range(7):
             start = time.perf_counter()
             trajectory_to_data(one_turn, 1.0)
             times.append(time.perf_counter() - start)
         return min(times)
 
-    assert seconds(40_000) < 40 * seconds(4_000)  # 10 times as long when linear, 100 times when quadratic
+    assert seconds(40_000) < 60 * seconds(4_000)  # 10 times as long when linear, 100 times when quadratic
 
 
 def test_each_datum_knows_its_group_and_trajectory():
