@@ -16,6 +16,8 @@ def costly(quick: int) -> hypothesis.settings:
 def slow_but(quick: Container[Any] | int, params: Iterable[Any]) -> list[Any]:
     """For `parametrize`: all these, of which `make test` tries the quick ones alone, or so many of the first. A tuple
     has a value for each of several names."""
+    params = list(params)
+    assert not any(isinstance(param, type(pytest.param())) for param in params), "values, not pytest.param(...)"
     return [
         pytest.param(
             *(param if type(param) is tuple else (param,)),

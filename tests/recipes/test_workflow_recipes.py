@@ -65,7 +65,7 @@ def config_of(recipe: str, log_path: Path) -> Any:
     return load(log_path).config_as(MODULES[recipe].Config)
 
 
-@pytest.mark.parametrize("recipe", slow_but(["math_rl", "dpo"], RECIPES))
+@pytest.mark.parametrize("recipe", slow_but(["math_rl", "dpo"], MODULES))
 def test_it_runs_three_steps_without_a_network_and_its_directory_says_of_what(recipe: str, tmp_path: Path) -> None:
     log_path = tmp_path / "run"
     assert main(words_of(recipe, log_path)) == 0
