@@ -37,7 +37,7 @@ LONGEST_NOTE = 2**16  # characters of what users say of a thing: it stays in mem
 
 
 def _short(value: NoteT) -> NoteT:
-    """It goes back to clients as JSON, which has no NaN."""
+    """It is bounded, and goes back to clients as JSON, which has no NaN."""
     num_characters = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
     if num_characters > LONGEST_NOTE:
         raise ValueError(f"there may be {LONGEST_NOTE} characters at most, as JSON, and there are {num_characters}")

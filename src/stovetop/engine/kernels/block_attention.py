@@ -175,8 +175,10 @@ def causal_run_gradients(
 
 
 def _runs_of_rows(num_rows: int, size: int) -> Iterator[slice]:
-    for start in range(0, num_rows, max(1, size)):
-        yield slice(start, min(start + max(1, size), num_rows))
+    """Each of so many rows, of one at least."""
+    size = max(1, size)
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
 
 
 def _softmax(scores_CRL: Tensor, sinks_H: Tensor | None, groups: int) -> Tensor:
@@ -197,11 +199,9 @@ def _query_chunks(query_SHQD: Tensor, sight: Sight, num_keys: int) -> Iterator[t
     """Runs of query rows whose scores fit, and how many keys they reach: whole blocks, where there are several runs."""
     calls, heads, num_rows, _ = query_SHQD.shape
     allowed = SCORE_BYTES.get(query_SHQD.device.type, SCORE_BYTES["cpu"])
-    size = max(1, allowed // (4 * calls * heads * num_keys))
-    for start in range(0, num_rows, size):
-        rows = slice(start, min(start + size, num_rows))
+    for rows in _runs_of_rows(num_rows, allowed // (4 * calls * heads * num_keys)):
         reach = num_keys
-        if size < num_rows:
+        if rows != slice(0, num_rows):
             last = int(sight.position_SQ[:, rows].max()) + 1
             reach = min(num_keys, last + -last % KEY_BLOCK)
         yield rows, reach

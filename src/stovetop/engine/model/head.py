@@ -96,8 +96,6 @@ def pair_logprobs(
     and in the factors of the head's adapter, of which there may be one, for all rows. `trained_P` says which pairs can
     have a gradient other than zero (None: all); it is no promise, and saves time where most have none."""
     single_P = _is_alone(head, hidden_NE, rows_P, trained_P)
-    if single_P is None:
-        return _of_any_pairs(head, hidden_NE, rows_P, targets_P, temperature)
     singles_S, others_S = single_P.nonzero()[:, 0], (~single_P).nonzero()[:, 0]
     if len(singles_S) == 0:
         return _of_any_pairs(head, hidden_NE, rows_P, targets_P, temperature)
@@ -108,12 +106,12 @@ def pair_logprobs(
     return torch.cat([out_S, others])[torch.argsort(torch.cat([singles_S, others_S]))]
 
 
-def _is_alone(head: Head, hidden_NE: Tensor, rows_P: Tensor, trained_P: Tensor | None) -> Tensor | None:
-    """Which pairs are the only one of their row, and trained; None where the head has no gradient of its logits that is
-    known on the way there, or none is asked for."""
+def _is_alone(head: Head, hidden_NE: Tensor, rows_P: Tensor, trained_P: Tensor | None) -> Tensor:
+    """Which pairs are the only one of their row, and trained: no pair where the gradient of the head is not known
+    on the way there, or is not asked for."""
     is_plain = head.softcap is None and not head.low_ranks
-    if not (is_plain and hidden_NE.requires_grad and torch.is_grad_enabled() and len(rows_P)):
-        return None
+    if not (is_plain and hidden_NE.requires_grad and torch.is_grad_enabled()):
+        return torch.zeros_like(rows_P, dtype=torch.bool)
     is_single_P = torch.bincount(rows_P, minlength=len(hidden_NE))[rows_P] == 1
     return is_single_P if trained_P is None else is_single_P & trained_P
 

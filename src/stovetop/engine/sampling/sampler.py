@@ -219,7 +219,7 @@ class Sampler:
             self._batch.remove(sequences)
             self._is_full = False
 
-    # ---- an error that no request owns --------------------------------------------------------------------------
+    # ---- an error that no request owns -------------------------------------------------------------------------------
 
     def _recover(self, error: BaseException) -> None:
         """All start over, the first half of those that were at work before the second, which comes when they are
