@@ -11,7 +11,7 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
-from stovetop.engine.sampling import sampler
+from stovetop.engine.sampling import admission
 from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.losses import CrossEntropy
 from stovetop.types import AdamParams, LoraConfig, ModelInput, SamplingParams
@@ -151,7 +151,7 @@ def test_who_has_queued_many_samples_delays_the_first_of_another_by_little(
     model: BaseModel, monkeypatch: pytest.MonkeyPatch, most_running: int, num_positions: int | None
 ) -> None:
     """Whatever is short: places in the batch, or the memory for keys and values."""
-    monkeypatch.setattr(sampler, "MAX_RUNNING", most_running)
+    monkeypatch.setattr(admission, "MAX_RUNNING", most_running)
     engine = Engine(model, max_kv_bytes=None if num_positions is None else tiny.kv_bytes(num_positions, model))
     params = SamplingParams(8, 0, [])
     many = [
@@ -171,7 +171,7 @@ def test_who_has_queued_many_samples_delays_the_first_of_another_by_little(
 def test_one_request_of_many_samples_delays_that_of_another_by_little(
     model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "MAX_RUNNING", 8)
+    monkeypatch.setattr(admission, "MAX_RUNNING", 8)
     engine = Engine(model)
     prompt, params = ModelInput.from_ints([1, 2, 3]), SamplingParams(5, 0, [])
     engine.submit(ops.Sample(None, prompt, 400, params, False, 0, queue="many"))

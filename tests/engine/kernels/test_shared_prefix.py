@@ -121,7 +121,7 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
     answers, most_shared = {}, 0
     while not engine.idle:
         answers |= {done.ticket: done.result for done in engine.step()}
-        most_shared = max(most_shared, engine._sampler._prefixes.num_tokens())  # pyright: ignore[reportPrivateUsage]
+        most_shared = max(most_shared, engine._sampler._batch.prefixes.num_tokens())  # pyright: ignore[reportPrivateUsage]
     assert most_shared > 0
     for ticket, expected in zip(tickets, alone, strict=True):
         for ours, theirs in zip(answers[ticket].sequences, expected.sequences, strict=True):
@@ -130,14 +130,14 @@ def test_samples_that_share_their_prompt_give_what_each_gives_alone(
                 assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
             else:
                 assert ours.logprobs == theirs.logprobs
-    assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    assert engine._sampler._batch.prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
 
 
 def test_a_prompt_is_not_kept_twice_once_its_samples_have_started() -> None:
     engine = tiny.engine()
     tiny.submit(engine, sample(tiny.tokens(192, 1), 4, max_tokens=8))
     engine.step()
-    running = engine._sampler._running  # pyright: ignore[reportPrivateUsage]  memory is nowhere else to be seen
+    running = engine._sampler._batch.running  # pyright: ignore[reportPrivateUsage]  memory is nowhere else to be seen
     assert len(running) == 4
     assert all(sequence.request.prompt.cache.num_positions == 0 for sequence in running)
 
@@ -146,7 +146,7 @@ def test_many_samples_of_a_long_prompt_fit_where_their_copies_would_not() -> Non
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(192 + 192 + 16 * 64))
     tiny.submit(engine, sample(tiny.tokens(192, 1), 16, max_tokens=8))
     engine.step()
-    assert len(engine._sampler._running) == 16  # pyright: ignore[reportPrivateUsage]  16 · (192 + 8) would be 3,200
+    assert len(engine._sampler._batch.running) == 16  # pyright: ignore[reportPrivateUsage]  16 · (192 + 8) would be 3,200
 
 
 def test_layers_with_windows_share_nothing() -> None:
@@ -156,7 +156,7 @@ def test_layers_with_windows_share_nothing() -> None:
     engine = Engine(base)
     tiny.submit(engine, sample(tiny.tokens(70, 1), 3))
     engine.step()
-    assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  nothing else shows it
+    assert engine._sampler._batch.prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  nothing else shows it
 
 
 def test_a_twin_that_comes_later_shares_with_those_that_run(base: BaseModel) -> None:
@@ -168,7 +168,7 @@ def test_a_twin_that_comes_later_shares_with_those_that_run(base: BaseModel) -> 
     second = tiny.submit(engine, sample(prompt, 1, seed=1))
     answers: dict[ops.Ticket, Any] = {}
     engine.step()
-    prefixes = engine._sampler._prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  who shares is not to be seen
+    prefixes = engine._sampler._batch.prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  nothing else shows it
     assert [prefix.num_users for prefix in prefixes] == [3]
     while not engine.idle:
         answers |= {done.ticket: done.result for done in engine.step()}
@@ -187,7 +187,7 @@ def test_after_a_pass_that_failed_nothing_is_shared_with_those_that_are_gone(
         patch.setattr(batch, "draw", lambda *_: 1 / 0)
         (failed,) = engine.step()
     assert isinstance(failed.error, ZeroDivisionError)
-    assert engine._sampler._prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    assert engine._sampler._batch.prefixes.num_tokens() == 0  # pyright: ignore[reportPrivateUsage]  what is kept is memory
     assert [s.tokens for s in tiny.run(engine, sample(prompt, 3)).sequences] == expected
 
 
@@ -199,7 +199,7 @@ def test_samples_share_only_as_far_as_their_groups_are_of_about_one_size() -> No
         tiny.submit(engine, sample(tiny.tokens(70, seed), 2))
     while not engine.idle:
         engine.step()
-        prefixes = engine._sampler._prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  it is a cost
+        prefixes = engine._sampler._batch.prefixes._prefixes  # pyright: ignore[reportPrivateUsage]  it is a cost
         users = [prefix.num_users for prefix in prefixes]
         assert len(users) * max(users, default=0) <= 3 * 180 + 64
 
@@ -214,7 +214,7 @@ def test_prefixes_count_towards_the_bound_and_what_does_not_fit_waits() -> None:
     while not engine.idle:
         answers |= {done.ticket: done.result for done in engine.step()}
         inside = engine._sampler  # pyright: ignore[reportPrivateUsage]  memory
-        running, memory = inside._running, inside._memory  # pyright: ignore[reportPrivateUsage]
+        running, memory = inside._batch.running, inside._admission.memory  # pyright: ignore[reportPrivateUsage]
         assert memory.allocated <= limit
         most = max(most, len(running))
     assert most == 10  # of three prompts

@@ -25,15 +25,16 @@ from stovetop.engine.lora.routing import Stack
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling import batch, prompts, sampler
+from stovetop.engine.sampling.admission import Admission
 from stovetop.engine.sampling.batch import Batch
 from stovetop.engine.sampling.halves import in_halves
-from stovetop.engine.sampling.kept import KeptPrompts
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.kv_memory import KVMemory
 from stovetop.engine.sampling.not_finite import Culprits
+from stovetop.engine.sampling.prefix_cache import PrefixCache
 from stovetop.engine.sampling.prompts import Prompts
+from stovetop.engine.sampling.request import Request, Running
 from stovetop.engine.sampling.sampler import Sampler
-from stovetop.engine.sampling.samples import Request, Running
 from stovetop.engine.sampling.stops import Stops
 from stovetop.errors import InvalidRequest
 from stovetop.types import SamplingParams
@@ -61,7 +62,7 @@ PLACES: list[tuple[Any, str]] = [
     (Prompts, "_start"),
     (Prompts, "_taken"),
     (Prompts, "_twins"),
-    (KeptPrompts, "keep"),
+    (PrefixCache, "add"),
     (Batch, "fill_slots"),
     (Batch, "remove"),
     (SharedPrefixes, "join"),
@@ -70,11 +71,11 @@ PLACES: list[tuple[Any, str]] = [
     (KVMemory, "reserve"),
     (KVMemory, "make"),
     (Sampler, "_settle"),
-    (Sampler, "_remove"),
-    (Sampler, "_preempt"),
-    (Sampler, "_admit"),
-    (Sampler, "_begin"),
     (Sampler, "_take_out"),
+    (Admission, "remove"),
+    (Admission, "_preempt"),
+    (Admission, "admit"),
+    (Admission, "_begin"),
 ]
 ERRORS = {"an error": RuntimeError("a bug"), "a panic": Panic("a bug"), "memory": traffic.out_of_memory()}
 
@@ -187,7 +188,7 @@ def test_what_fits_once_the_prompts_of_others_are_dropped_does_not_fail(monkeypa
     found = Traffic(traffic.sampler(2000))
     found.ask(asked(PREFIX))
     found.run()
-    kept = lambda *_: sum(cache.num_tokens for cache in traffic.inside(found.sampler)._prompts.kept_caches()) > 64  # noqa: E731
+    kept = lambda *_: sum(cache.num_tokens for cache in traffic.inside(found.sampler)._prompts.prefix_cache.caches) > 64  # noqa: E731
     fail_at(monkeypatch, BaseModel, "hidden_states_of", kept, traffic.out_of_memory())
     second = found.ask(asked(tiny.tokens(12, 0)))
     found.run()

@@ -1,5 +1,6 @@
 """Keys and values never take more than their bytes, and what has to wait, leave or come back gives the same results."""
 
+import dataclasses
 import gc
 import itertools
 import math
@@ -23,8 +24,9 @@ from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.loading import adopt
-from stovetop.engine.sampling import sampler
+from stovetop.engine.sampling.admission import Admission
 from stovetop.engine.sampling.kv_budget import KVBudget
+from stovetop.engine.sampling.sampler import Sampler
 from stovetop.errors import InvalidRequest
 from stovetop.types import ModelInput, SampledSequence, SamplingParams
 
@@ -70,11 +72,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 
 def op(prompt: list[int], n: int, max_tokens: int, weights: AdapterWeights | None = None, **params: Any) -> ops.Sample:
+    queue = params.pop("queue", None)
     wanted = SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "stop": []} | params)
-    return ops.Sample(tiny.named(weights), ModelInput.from_ints(prompt), n, wanted, False, 0)
+    return ops.Sample(tiny.named(weights), ModelInput.from_ints(prompt), n, wanted, False, 0, queue=queue)
 
 
-def inside(engine: Engine) -> sampler.Sampler:
+def inside(engine: Engine) -> Sampler:
     return engine._sampler  # pyright: ignore[reportPrivateUsage]  memory is nowhere else to be seen
 
 
@@ -86,7 +89,7 @@ def answers(engine: Engine, asked: list[ops.Sample], limit_bytes: int | None = N
             assert finished.error is None
             done[finished.ticket] = finished.result.sequences
         if limit_bytes is not None:
-            memory = inside(engine)._memory  # pyright: ignore[reportPrivateUsage]
+            memory = inside(engine)._admission.memory  # pyright: ignore[reportPrivateUsage]
             assert memory.allocated <= memory.limit
     return [done[ticket] for ticket in tickets]
 
@@ -117,7 +120,7 @@ def test_samples_without_max_tokens_on_a_long_context_run_together_within_their_
     asked = op(tiny.tokens(12, 0), 16, LONG_CONTEXT - 12, stop=list(range(0, tiny.VOCAB_SIZE, 20)))
     ticket = tiny.submit(engine, asked)
     engine.step()
-    running = inside(engine)._running  # pyright: ignore[reportPrivateUsage]
+    running = inside(engine)._batch.running  # pyright: ignore[reportPrivateUsage]
     assert running[0].request.num_left == 0  # all have begun, and few ended with their first token
     assert len(running) >= 12
     together = []
@@ -132,8 +135,8 @@ def test_when_room_runs_out_in_the_middle_some_leave_and_come_back_with_the_same
     prompt_length: int, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted = []
-    original = sampler.Sampler._preempt  # pyright: ignore[reportPrivateUsage]  that it happens is the test's point
-    monkeypatch.setattr(sampler.Sampler, "_preempt", lambda self, one: (preempted.append(one), original(self, one)))
+    original = Admission._preempt  # pyright: ignore[reportPrivateUsage]  that it happens is the test's point
+    monkeypatch.setattr(Admission, "_preempt", lambda self, one: (preempted.append(one), original(self, one)))
     limit = tiny.kv_bytes(4 * prompt_length + 4 * 128)
     asked = [op(tiny.tokens(prompt_length, seed), 3, 130, seed=seed) for seed in range(2)]
     expected = alone(tiny.base_model(), asked)
@@ -172,6 +175,19 @@ def test_a_sequence_that_fills_all_memory_runs_alone_and_its_request_goes_on(mea
     measured.start()
     assert same(answers(tiny.engine(max_kv_bytes=limit), asked, limit), expected)
     assert measured.most <= limit
+
+
+def test_a_sequence_runs_alone_though_the_same_prompt_waits_longer_in_a_queue_that_had_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The queue that was served less has its turn; its prompt is the newer of the two that are ready."""
+    engine, prompt = tiny.engine(max_kv_bytes=tiny.kv_bytes(320)), tiny.tokens(200, 1)
+    asked = op(prompt, 1, 3)
+    for earlier in (op([1, 2], 1, 30, queue="drew much"), op(tiny.tokens(60, 2), 1, 1, queue="read much")):
+        tiny.run(engine, earlier)
+    both = [dataclasses.replace(asked, queue=queue) for queue in ("drew much", "read much")]
+    assert same(answers(engine, both), alone(tiny.base_model(), [asked, asked]))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("scored", [False, True])

@@ -10,7 +10,7 @@ from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.weights import AdapterWeights
-from stovetop.engine.sampling import kept, prompts, sampler
+from stovetop.engine.sampling import admission, prefix_cache, prompts
 from stovetop.losses import CrossEntropy
 from stovetop.types import ModelInput, SampleResponse, SamplingParams
 
@@ -96,7 +96,7 @@ def test_new_weights_never_meet_old_keys(engine: Engine) -> None:
 
 
 def test_prompts_of_weights_that_are_gone_are_not_kept(engine: Engine) -> None:
-    found = engine._sampler._prompts._kept  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    found = engine._sampler._prompts.prefix_cache  # pyright: ignore[reportPrivateUsage]  what is kept is memory
     for seed in range(4):
         tiny.run(engine, op(tiny.tokens(30, seed), tiny.trained_adapter(engine, seed).weights))
         engine.adapters.by_id.clear()
@@ -105,16 +105,16 @@ def test_prompts_of_weights_that_are_gone_are_not_kept(engine: Engine) -> None:
 
 
 def test_what_is_kept_is_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "KEPT_TOKENS", 100)
-    found = engine._sampler._prompts._kept  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    monkeypatch.setattr(prefix_cache, "MAX_TOKENS", 100)
+    found = engine._sampler._prompts.prefix_cache  # pyright: ignore[reportPrivateUsage]  what is kept is memory
     for seed in range(10):
         tiny.run(engine, op(tiny.tokens(30, seed)))
     assert found.num_tokens <= 100
 
 
 def test_no_more_prompts_are_kept_than_can_be_looked_through(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "KEPT_PROMPTS", 3)
-    found = engine._sampler._prompts._kept  # pyright: ignore[reportPrivateUsage]  what is kept is memory
+    monkeypatch.setattr(prefix_cache, "MAX_PROMPTS", 3)
+    found = engine._sampler._prompts.prefix_cache  # pyright: ignore[reportPrivateUsage]  what is kept is memory
     for seed in range(5):
         tiny.run(engine, op(tiny.tokens(30, seed)))
     assert (len(found), found.num_tokens) == (3, 90)
@@ -154,7 +154,7 @@ def test_memory_is_bounded_by_waiting() -> None:
     """Room for 4 sequences of a block, and the prompt of one: the others wait, and one that is too long for any company
     runs alone."""
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(320))
-    running = engine._sampler._running  # pyright: ignore[reportPrivateUsage]  how many run is memory
+    running = engine._sampler._batch.running  # pyright: ignore[reportPrivateUsage]  how many run is memory
     tickets = [tiny.submit(engine, op(tiny.tokens(10, seed), n=3, max_tokens=10)) for seed in range(4)]
     tickets.append(tiny.submit(engine, op(tiny.tokens(200, 9), max_tokens=50)))
     most, results = 0, {}
@@ -202,7 +202,7 @@ def answered(done: ops.Finished) -> bool:
 def test_twins_of_a_prompt_that_is_too_long_to_keep_are_computed_once_all_the_same(
     engine: Engine, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "KEPT_TOKENS", 20)
+    monkeypatch.setattr(prefix_cache, "MAX_TOKENS", 20)
     tickets = [
         tiny.submit(engine, op(tiny.tokens(length, length), seed=seed)) for length in (30, 40) for seed in range(4)
     ]
@@ -214,12 +214,12 @@ def test_twins_of_a_prompt_that_is_too_long_to_keep_are_computed_once_all_the_sa
 def test_prompts_that_could_not_be_continued_yet_are_not_computed_ahead(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "HELD_TOKENS", 130)
-    monkeypatch.setattr(sampler, "MAX_RUNNING", 2)
+    monkeypatch.setattr(admission, "HELD_TOKENS", 130)
+    monkeypatch.setattr(admission, "MAX_RUNNING", 2)
     tickets = [tiny.submit(engine, op(tiny.tokens(40, seed), max_tokens=5)) for seed in range(12)]
     answers = set()
     while not engine.idle:
         answers |= {done.ticket for done in engine.step()}
-        ready = engine._sampler._ready  # pyright: ignore[reportPrivateUsage]  what is held is memory
-        assert sum(len(start.prompt.tokens) for start in ready) <= 100
+        ready = engine._sampler._admission.ready  # pyright: ignore[reportPrivateUsage]  what is held is memory
+        assert sum(len(prompt.tokens) for prompt in ready) <= 100
     assert answers == set(tickets)

@@ -12,7 +12,7 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.loading import adopt
-from stovetop.engine.sampling import sampler
+from stovetop.engine.sampling import admission
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ImportanceSampling
 from stovetop.types import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
@@ -176,7 +176,7 @@ def test_scoring_and_sampling_share_a_step_and_agree(engine: Engine, weights: Ad
 
 
 def test_more_samples_than_fit_wait_their_turn(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MAX_RUNNING", 4)
+    monkeypatch.setattr(admission, "MAX_RUNNING", 4)
     alone = [[s.tokens for s in sample(engine, tiny.tokens(6, i), 3, seed=i)] for i in range(5)]
     big = [s.tokens for s in sample(engine, PROMPT, 7)]
     tickets = [tiny.submit(engine, sample_op(tiny.tokens(6, i), 3, seed=i)) for i in range(5)]

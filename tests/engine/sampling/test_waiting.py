@@ -9,8 +9,8 @@ import pytest
 from engine import tiny
 from engine.sampling import traffic
 from engine.sampling.traffic import PREFIX, Asked, Traffic, asked
-from stovetop.engine.sampling import sampler
-from stovetop.engine.sampling.kept import KeptPrompts
+from stovetop.engine.sampling import admission
+from stovetop.engine.sampling.prefix_cache import PrefixCache
 
 LONG = tiny.tokens(200, 5)
 
@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[int], Asked]] = {
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_step_costs_the_same_however_much_waits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MAX_RUNNING", 3)
+    monkeypatch.setattr(admission, "MAX_RUNNING", 3)
     lines: list[int] = []
     for waiting in (20, 400):
         found = Traffic(traffic.sampler(1000))
@@ -61,11 +61,11 @@ def test_a_step_costs_the_same_however_much_waits(kind: str, monkeypatch: pytest
 
 def test_prompts_are_begun_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    original = KeptPrompts.longest_beginning
+    original = PrefixCache.longest_match
     monkeypatch.setattr(
-        KeptPrompts,
-        "longest_beginning",
-        lambda self, prompt: (begun.append(prompt.ticket.number), original(self, prompt))[1],
+        PrefixCache,
+        "longest_match",
+        lambda self, prompt: (begun.append(prompt.request.ticket.number), original(self, prompt))[1],
     )
     found = Traffic(traffic.sampler(600))
     for number in range(12):
@@ -82,7 +82,7 @@ def test_weights_are_in_use_as_long_as_a_request_needs_them() -> None:
     assert set(map(id, found.sampler.weights_in_use())) == {id(traffic.adapter(0)), id(traffic.adapter(1))}
     while not {first, second} <= set(found.answers):
         found.step()
-    assert found.sampler.weights_in_use() == [traffic.adapter(1)]
+    assert list(found.sampler.weights_in_use()) == [traffic.adapter(1)]
     assert found.sampler.cancel(other)
-    assert found.sampler.weights_in_use() == []
+    assert list(found.sampler.weights_in_use()) == []
     assert not found.sampler.cancel(other)

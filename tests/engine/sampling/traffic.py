@@ -139,8 +139,9 @@ def inside(sampler: Sampler) -> Any:
 def nothing_is_left(sampler: Sampler) -> bool:
     """But for prompts that are kept for others."""
     own = inside(sampler)
-    memory = own._memory.allocated - sum(cache.num_tokens for cache in own._prompts.kept_caches())
-    return memory == 0 and not own._running and not own._ready and not own._again and sampler.weights_in_use() == []
+    memory = own._admission.memory.allocated - sum(cache.num_tokens for cache in own._prompts.prefix_cache.caches)
+    waits_or_runs = own._batch.running or own._admission.ready or not own._prompts.idle
+    return memory == 0 and not waits_or_runs and not list(sampler.weights_in_use())
 
 
 def fail_at(

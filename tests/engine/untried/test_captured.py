@@ -42,9 +42,9 @@ class Tape:
     def addresses(self) -> dict[object, int]:
         """Of all that a pass reads besides its inputs and the model."""
         assert self.sampler is not None
-        cache, stack = self.sampler._cache, self.sampler._stack  # pyright: ignore[reportPrivateUsage]
-        layers = {("layer", i): pair for i, pair in enumerate(cache._layers)}  # pyright: ignore[reportPrivateUsage]
-        tensors = layers | dict(stack._factors)  # pyright: ignore[reportPrivateUsage]
+        batch = self.sampler._batch  # pyright: ignore[reportPrivateUsage]
+        layers = {("layer", i): pair for i, pair in enumerate(batch.cache._layers)}  # pyright: ignore[reportPrivateUsage]
+        tensors = layers | dict(batch._stack._factors)  # pyright: ignore[reportPrivateUsage]
         return {name: pair[0].data_ptr() + pair[1].data_ptr() for name, pair in tensors.items() if pair is not None}
 
 

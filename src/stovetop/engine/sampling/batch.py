@@ -10,12 +10,12 @@ Shapes: `S` running sequences, `E` hidden size.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from stovetop.engine.kernels.kv_cache import KVCache
+from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
 from stovetop.engine.kernels.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
 from stovetop.engine.lora.routing import Parts, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.machine import available_bytes
@@ -23,11 +23,9 @@ from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoding import Step, decoded
 from stovetop.engine.sampling.drawing import draw, most_probable
 from stovetop.engine.sampling.halves import Failed, in_halves
-from stovetop.engine.sampling.kv_memory import Size
-from stovetop.engine.sampling.prompt import Prompt
-from stovetop.engine.sampling.samples import Running, Start, one_row_each
+from stovetop.engine.sampling.request import Prompt, Running, one_row_each
 
-KEPT_SHARE = 0.2  # of the available memory, that an idle cache may have besides
+IDLE_CACHE_SHARE = 0.2  # of the available memory, that an idle cache may have besides
 
 
 class RecordedDecoding(Protocol):
@@ -41,23 +39,30 @@ class RecordedDecoding(Protocol):
 RecordDecoding = Callable[[BaseModel], RecordedDecoding | None]  # None where passes of a model cannot be recorded
 
 
+class Size(NamedTuple):
+    """Of the cache of the running samples."""
+
+    num_slots: int
+    num_positions: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_slots * rounded_up(self.num_positions)
+
+
+class Newcomer(NamedTuple):
+    sequence: Running
+    source: Prompt  # that it goes on from
+
+
 class Batch:
-    def __init__(
-        self,
-        model: BaseModel,
-        stack: Stack,
-        cache: KVCache,
-        prefixes: SharedPrefixes,
-        recorded: RecordedDecoding | None,
-    ) -> None:
+    def __init__(self, model: BaseModel, stack: Stack, recorded: RecordedDecoding | None) -> None:
         self._model = model
         self._stack = stack
-        self._cache = cache
-        self._prefixes = prefixes
         self._recorded = recorded
+        self.cache = KVCache(model.num_layers, doubling=recorded is not None)
+        self.prefixes = SharedPrefixes(model.num_layers)
         self.running: list[Running] = []  # in the order of their slots
-        self.sources: list[Start] = []  # which the slots of the last of them are to be filled from
-        self._num_filled = 0  # of the running, whose slots have what is computed of them
 
     @property
     def records(self) -> bool:
@@ -65,23 +70,28 @@ class Batch:
 
     @property
     def in_use(self) -> Size:
-        filled = self.running[: self._num_filled]
+        filled = [sequence for sequence in self.running if sequence.source is None]
         return Size(len(filled), max((sequence.num_places for sequence in filled), default=0))
+
+    @property
+    def source_caches(self) -> list[KVCache]:
+        """Which slots are to be filled from."""
+        return [sequence.source.cache for sequence in self.running if sequence.source is not None]
 
     @property
     def longest_grown(self) -> int:
         """Of the slots, with a block more for each."""
         return max((sequence.grown for sequence in self.running), default=0)
 
-    def shared(self, start: Start, num_together: int) -> tuple[Prefix | None, int]:
-        """What a sample can share of its prompt, from whose cache so many go on, and how much: a prefix that is there,
-        or None and a length for one that is worth it, or None and 0."""
-        if start.returning is not None:
-            prefix = start.returning.prefix
-            return (prefix, prefix.length) if prefix is not None and self._prefixes.has(prefix) else (None, 0)
-        length, prefix = self._num_shared(start.prompt), self._prefixes.find(start.prompt.cache)
-        is_alone = num_together <= 1 and prefix is None
-        if length == 0 or is_alone or not self._prefixes.would_balance(prefix):
+    def shared(self, prompt: Prompt, *, by_several: bool) -> tuple[Prefix | None, int]:
+        """What a sample can share of its prompt, and how much: a prefix that is there, or None and a length for one
+        that is worth it, or None and 0. `by_several`: more samples are to go on from there."""
+        if prompt.returning is not None:
+            prefix = prompt.returning.prefix
+            return (prefix, prefix.length) if prefix is not None and self.prefixes.has(prefix) else (None, 0)
+        length, prefix = self._num_shared(prompt), self.prefixes.find(prompt.cache)
+        is_alone = not by_several and prefix is None
+        if length == 0 or is_alone or not self.prefixes.would_balance(prefix):
             return None, 0
         return prefix, length
 
@@ -92,31 +102,30 @@ class Batch:
         length = len(prompt.tokens) - len(prompt.tokens) % self._model.arithmetic.key_multiple
         return length if length >= MIN_PREFIX_TOKENS else 0
 
-    def join(self, sequence: Running, start: Start) -> None:
+    def join(self, sequence: Running, source: Prompt) -> None:
         """It has a slot from now on; what it goes on from is in it after `fill_slots`."""
+        sequence.source = source
         self.running.append(sequence)
-        self.sources.append(start)
 
-    def fill_slots(self, first: int) -> list[Tensor]:
-        """What is computed of the prompts of those from slot `first` on, and not shared, goes into their slots. Returns
-        the hidden state (E) that the next token of each is drawn from."""
-        alike: dict[tuple[int, int], list[int]] = {}
-        for slot, start in enumerate(self.sources, start=first):
-            if start.prompt.cache.num_slots > 0:  # otherwise it became the slot
-                alike.setdefault((id(start.prompt.cache), self.running[slot].start), []).append(slot)
-        for (_, position), slots in alike.items():
-            prompt = self.sources[slots[0] - first].prompt
-            self._cache.copy_from(prompt.cache, 0, slots, len(prompt.tokens) - position, start=position)
-        last_hidden = [start.prompt.last_hidden_E for start in self.sources]
-        self.sources.clear()
-        self._num_filled = len(self.running)
-        return [hidden_E for hidden_E in last_hidden if hidden_E is not None]
+    def fill_slots(self) -> list[Newcomer]:
+        """What is computed of the prompts of those that have joined, and not shared, goes into their slots."""
+        newcomers: list[Newcomer] = []
+        alike: dict[tuple[int, int], tuple[Prompt, list[int]]] = {}
+        for slot, sequence in enumerate(self.running):
+            source, sequence.source = sequence.source, None
+            if source is not None:
+                newcomers.append(Newcomer(sequence, source))
+                if source.cache.num_slots > 0:  # otherwise it became the slot
+                    alike.setdefault((id(source.cache), sequence.start), (source, []))[1].append(slot)
+        for (_, position), (source, slots) in alike.items():
+            self.cache.copy_from(source.cache, 0, slots, len(source.tokens) - position, start=position)
+        return newcomers
 
     def remove(self, sequences: Sequence[Running]) -> None:
         """Out of the batch."""
         for sequence in sequences:
             if sequence.prefix is not None:
-                self._prefixes.leave(sequence.prefix)
+                self.prefixes.leave(sequence.prefix)
         gone = set(map(id, sequences))
         is_left = [id(sequence) not in gone for sequence in self.running]
         num_left = sum(is_left)
@@ -124,27 +133,26 @@ class Batch:
         movers = [slot for slot in range(num_left, len(is_left)) if is_left[slot]]
         for hole, slot in zip(holes, movers, strict=True):
             moved = self.running[slot]
-            self._cache.copy_from(self._cache, slot, [hole], moved.position - moved.start)
+            self.cache.copy_from(self.cache, slot, [hole], moved.position - moved.start)
             self.running[hole] = moved
         del self.running[num_left:]
-        self._num_filled = len(self.running)
 
     def rest(self) -> None:
         """Frees the memory that nothing runs in: not for recordings, which would be lost with what they read, if it
         leaves the others room."""
-        if self.records and self._cache.num_bytes <= KEPT_SHARE * available_bytes(self._model.device):
+        if self.records and self.cache.num_bytes <= IDLE_CACHE_SHARE * available_bytes(self._model.device):
             return
         if not self.running:
-            self._cache.clear()
+            self.cache.clear()
             self._stack.clear()
 
     def clear(self) -> None:
         """Forgets all of them."""
+        for sequence in self.running:
+            sequence.source = None
         self.running.clear()
-        self.sources.clear()
-        self._num_filled = 0
-        self._cache.clear()
-        self._prefixes.clear()
+        self.cache.clear()
+        self.prefixes.clear()
         self._stack.clear()
 
     # ---- passes ------------------------------------------------------------------------------------------------------
@@ -155,17 +163,17 @@ class Batch:
         failed = in_halves(range(len(self.running)), self._decode)
         return [Failed(self.running[one.item], one.error) for one in failed]
 
-    def draw_first(self, first: int, hidden: Sequence[Tensor]) -> list[Failed[Running]]:
-        """The same for those that have joined, from slot `first` on, and whose hidden states are known."""
+    def draw_first(self, newcomers: Sequence[Newcomer]) -> list[Failed[Running]]:
+        """The same for those that have joined."""
 
-        def draw_some(newcomers: Sequence[tuple[Running, Tensor]]) -> None:
-            sequences = [sequence for sequence, _ in newcomers]
+        def draw_some(some: Sequence[Newcomer]) -> None:
+            sequences = [sequence for sequence, _ in some]
             # not the stack: it is that of all running sequences, and would take the newcomers for all
             parts = rows_by_owner(*one_row_each(sequences), self._model.device)
-            self._draw(sequences, torch.stack([hidden_E for _, hidden_E in newcomers]), parts)
+            hidden = [source.last_hidden_E for _, source in some if source.last_hidden_E is not None]
+            self._draw(sequences, torch.stack(hidden), parts)
 
-        failed = in_halves(list(zip(self.running[first:], hidden, strict=True)), draw_some)
-        return [Failed(one.item[0], one.error) for one in failed]
+        return [Failed(one.item.sequence, one.error) for one in in_halves(newcomers, draw_some)]
 
     def _decode(self, slots: Sequence[int]) -> None:
         """A pass over neighbouring slots: a part of the batch does without the stack and without recordings."""
@@ -175,12 +183,12 @@ class Batch:
         try:
             parts = self._parts(sequences) if is_whole else rows_by_owner(*one_row_each(sequences), self._model.device)
             step = Step(
-                self._cache,
+                self.cache,
                 [sequence.tokens[-1] for sequence in sequences],
                 [sequence.position for sequence in sequences],
                 [sequence.position - sequence.start for sequence in sequences],
                 parts,
-                self._prefixes.of([self.running[slot].prefix for slot in slots], self._model.device),
+                self.prefixes.of([self.running[slot].prefix for slot in slots], self._model.device),
                 None if order == list(slots) else [slot - first for slot in order],
                 first,
             )

@@ -4,12 +4,12 @@ common is not computed again.
 
 A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of one prompt, and goes round: a long
 prompt neither stalls the sequences that are being drawn nor the short prompts behind it. A prompt whose first half is
-just being computed for another waits for that. Finished prompts are kept (`kept.py`) as long as their memory is not
-needed: one that is the same as one of them is not computed at all, and shares its cache. A prompt whose own logprobs
-are asked for is computed whole.
+just being computed for another waits for that. Finished prompts are kept (`prefix_cache.py`) as long as their memory
+is not needed: one that is the same as one of them is not computed at all, and shares its cache. A prompt whose own
+logprobs are asked for is computed whole.
 
-A prompt is begun when there is memory for its keys and values; how much there is, the sampler says (`Room`). One whose
-memory was taken for others is computed again later. A pass that raises is tried again in halves (`halves.py`):
+A prompt is begun when there is memory for its keys and values; how much there is, `admission.py` says (`Room`). One
+whose memory was taken for others is computed again later. A pass that raises is tried again in halves (`halves.py`):
 nothing is known of a prompt before the pass that computed it has succeeded.
 
 Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
@@ -30,10 +30,9 @@ from stovetop.engine.lora.routing import Parts, Rows, Stack, prompt_rows, rows_b
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.head import Head, pair_logprobs, top_logprobs
-from stovetop.engine.ops import Sample
 from stovetop.engine.sampling.halves import Failed, each, in_halves
-from stovetop.engine.sampling.kept import Kept, KeptPrompts
-from stovetop.engine.sampling.prompt import Prompt
+from stovetop.engine.sampling.prefix_cache import CachedPrompt, PrefixCache
+from stovetop.engine.sampling.request import Prompt
 from stovetop.engine.sampling.waiting import Room, WaitingPrompts
 
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -56,16 +55,12 @@ class Prompts:
         self._stack = stack
         self._waiting = WaitingPrompts()
         self._begun: OrderedDict[int, Prompt] = OrderedDict()  # those with memory, by id, in the order of their turns
-        self._new: dict[int, Prompt] = {}  # those that wait and were not yet compared with the kept ones
-        self._kept = KeptPrompts()
+        self._new: dict[int, Prompt] = {}  # those that wait and were not yet looked up in the prefix cache
+        self.prefix_cache = PrefixCache()
 
-    def add(self, prompt: Prompt) -> None:
-        self._waiting.add(prompt)
-        self._new[id(prompt)] = prompt
-
-    def add_first(self, prompt: Prompt) -> None:
-        """Before all others."""
-        self._waiting.add_first(prompt)
+    def add(self, prompt: Prompt, *, first: bool = False) -> None:
+        """Behind the others of its queue, or before all."""
+        self._waiting.add(prompt, first=first)
         self._new[id(prompt)] = prompt
 
     def remove(self, prompt: Prompt) -> None:
@@ -86,27 +81,20 @@ class Prompts:
     @property
     def begun_positions_of_samples(self) -> int:
         """The same of those that samples go on from."""
-        return sum(prompt.num_positions for prompt in self._begun.values() if isinstance(prompt.op, Sample))
-
-    def kept_caches(self) -> list[KVCache]:
-        return self._kept.caches
-
-    def drop_kept(self) -> bool:
-        """Forgets the one that was not used for longest; False if there is none."""
-        return self._kept.drop()
+        return sum(prompt.num_positions for prompt in self._begun.values() if prompt.request.wants_samples)
 
     def drop_begun(self) -> bool:
         """The last one that was begun starts over later; False if there is none."""
         if not self._begun:
             return False
         _, prompt = self._begun.popitem()
-        prompt.start_over(self._model.num_layers)
-        self.add_first(prompt)
+        prompt.start_over()
+        self.add(prompt, first=True)
         return True
 
     def clear(self) -> None:
         """Forgets all of them."""
-        for table in (self._waiting, self._begun, self._new, self._kept):
+        for table in (self._waiting, self._begun, self._new, self.prefix_cache):
             table.clear()
 
     def step(self, room: Room, running: Sequence[AdapterWeights]) -> Computed:
@@ -122,7 +110,8 @@ class Prompts:
             if prompt.is_computed:
                 self._begun.pop(id(prompt))
                 # before others push it out
-                done += [prompt] if prompt.is_again else [prompt, *self._twins(self._kept.keep(prompt))]
+                is_again = prompt.request.is_computed  # and there is no use in keeping it
+                done += [prompt] if is_again else [prompt, *self._twins(self.prefix_cache.add(prompt))]
             else:  # behind those of its queue that had no turn
                 self._waiting.have_turn_last(prompt)
                 self._begun.move_to_end(id(prompt))
@@ -179,10 +168,10 @@ class Prompts:
         found = [_found(self._model, turn.prompt, piece, hidden_NE) for turn, piece in zip(turns, pieces, strict=True)]
         for (prompt, length), known in zip(turns, found, strict=True):  # nothing here can fail
             prompt.num_computed += length
-            prompt.logprobs += known.logprobs
-            prompt.top_logprobs += known.top_logprobs
-            prompt.target_logprobs_TK += known.target_logprobs_TK
             prompt.last_hidden_E = known.last_hidden_E
+            prompt.request.logprobs += known.logprobs
+            prompt.request.top_logprobs += known.top_logprobs
+            prompt.request.target_logprobs_TK += known.target_logprobs_TK
 
     def _parts(
         self, owners: list[AdapterWeights | None], packed: Pack, running: Sequence[AdapterWeights] | None
@@ -198,22 +187,23 @@ class Prompts:
         """Those that have come since the last step and are the same as one that is kept: there is nothing to
         compute."""
         new, self._new = self._new, {}
-        alike = [self._kept.same_as(prompt) for prompt in new.values() if not prompt.is_computed_whole]
-        return [twin for kept in alike if kept is not None for twin in self._twins(kept)]
+        alike = [self.prefix_cache.same_as(prompt) for prompt in new.values() if not prompt.is_computed_whole]
+        return [twin for cached in alike if cached is not None for twin in self._twins(cached)]
 
-    def _twins(self, kept: Kept) -> list[Prompt]:
+    def _twins(self, cached: CachedPrompt) -> list[Prompt]:
         """Those that wait and are the same, out of the queue and computed."""
-        same = self._waiting.same_as(kept.key)
+        same = self._waiting.same_as(cached.key)
         for prompt in same:
             self.remove(prompt)
-            prompt.cache, prompt.last_hidden_E = kept.cache, kept.last_hidden_E
-            _reuse(prompt, len(prompt.tokens))
+            prompt.cache, prompt.last_hidden_E = cached.cache, cached.last_hidden_E
+            prompt.take_over(len(prompt.tokens))
         if same:
-            self._kept.used(kept)
+            self.prefix_cache.used(cached)
         return same
 
     def _is_half_on_its_way(self, prompt: Prompt) -> bool:
-        """Whether a prompt that is being computed begins with the first half of this one, and none that is kept."""
+        """Whether a prompt that is being computed begins with the first half of this one, and none in the prefix
+        cache."""
         if prompt.is_computed_whole or len(prompt.tokens) <= MIN_SHARED_TOKENS:
             return False
         half = max(MIN_SHARED_TOKENS, (len(prompt.tokens) + 1) // 2)
@@ -222,19 +212,20 @@ class Prompts:
         begun = [other for other in begun if other.tokens[half - 1 : half] == prompt.tokens[half - 1 : half]]
         if not any(other.tokens[:half] == prompt.tokens[:half] for other in begun):
             return False
-        return not self._kept.begins_with(prompt, half)
+        return not self.prefix_cache.begins_with(prompt, half)
 
     def _start(self, prompt: Prompt) -> None:
-        """From the longest beginning that a kept prompt of the same weights shares. The last token is always computed:
+        """From the longest beginning that a prompt in the prefix cache shares. The last token is always computed:
         drawing needs its hidden state."""
+        prompt.cache = KVCache(self._model.num_layers)
         prompt.cache.reserve(1, len(prompt.tokens))
         if prompt.is_computed_whole:
             return
-        kept, length = self._kept.longest_beginning(prompt)
-        if kept is not None:
-            prompt.cache.copy_from(kept.cache, 0, [0], length)
-            _reuse(prompt, length)
-            self._kept.used(kept)
+        cached, length = self.prefix_cache.longest_match(prompt)
+        if cached is not None:
+            prompt.cache.copy_from(cached.cache, 0, [0], length)
+            prompt.take_over(length)
+            self.prefix_cache.used(cached)
 
 
 class _Turn(NamedTuple):
@@ -253,32 +244,24 @@ class _Found(NamedTuple):
     last_hidden_E: Tensor | None
 
 
-def _reuse(prompt: Prompt, num_tokens: int) -> None:
-    prompt.num_computed = num_tokens
-    if not prompt.is_again:  # what is answered is how it was at first
-        prompt.num_reused = num_tokens
-
-
 def _found(model: BaseModel, prompt: Prompt, piece: Piece, hidden_NE: Tensor) -> _Found:
     """Logprobs of the tokens that follow each row, where they are asked for: the prompt's last row has none. And of
     that row, the hidden state."""
-    hidden_TE = hidden_NE[piece.rows]
+    hidden_TE, asked = hidden_NE[piece.rows], prompt.request
     following = prompt.tokens[piece.start + 1 : piece.end + 1]
+    found = _Found([], [], [], hidden_TE[-1].clone() if piece.end == len(prompt.tokens) else None)
+    if asked.is_computed or not following:
+        return found
     head, rows_TE = model.head([] if prompt.weights is None else [Rows(prompt.weights)]), hidden_TE[: len(following)]
-    logprobs: list[float | None] = []
-    top: list[list[tuple[int, float]] | None] = []
-    if prompt.wants_logprobs and not prompt.is_again and following:
-        rows_P, targets_P = torch.arange(len(following)), torch.tensor(following)
-        device = hidden_TE.device
-        logprobs += pair_logprobs(head, rows_TE, rows_P.to(device), targets_P.to(device)).tolist()
-    if prompt.num_top and not prompt.is_again and following:
-        tokens_TK, logprobs_TK = top_logprobs(head, rows_TE, prompt.num_top)
-        top += [list(zip(*row, strict=True)) for row in zip(tokens_TK.tolist(), logprobs_TK.tolist(), strict=True)]
-    named: list[list[float]] = []
-    if prompt.targets is not None and not prompt.is_again and following:
-        named += _named(head, rows_TE, prompt.targets[piece.start : piece.start + len(following)])
-    is_last = piece.end == len(prompt.tokens)
-    return _Found(logprobs, top, named, hidden_TE[-1].clone() if is_last else None)
+    if asked.wants_logprobs:
+        rows_P, targets_P = (torch.tensor(of, device=hidden_TE.device) for of in (range(len(following)), following))
+        found.logprobs.extend(pair_logprobs(head, rows_TE, rows_P, targets_P).tolist())
+    if asked.num_top:
+        tops = (tensor_TK.tolist() for tensor_TK in top_logprobs(head, rows_TE, asked.num_top))
+        found.top_logprobs.extend(list(zip(*row, strict=True)) for row in zip(*tops, strict=True))
+    if asked.targets is not None:
+        found.target_logprobs_TK.extend(_named(head, rows_TE, asked.targets[piece.start : piece.start + len(rows_TE)]))
+    return found
 
 
 def _named(head: Head, rows_TE: Tensor, targets_TK: np.ndarray) -> list[list[float]]:

@@ -13,8 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from stovetop.engine.ops import Sample, queue_of
-from stovetop.engine.sampling.prompt import Prompt, PromptKey
+from stovetop.engine.sampling.request import Prompt, PromptKey
 from stovetop.engine.sampling.turns import Turns
 
 MOST_PUT_OFF = 64  # are looked at again in every step; those behind them wait too
@@ -45,7 +44,7 @@ class Room:
         """Whether a prompt may be begun. Behind one that has to wait none of its kind is begun, or it would wait for
         ever. Logprobs may be computed while prompts of samples have to wait for samples to end, but not the other way
         round: what logprobs wait for is soon computed."""
-        is_sample = isinstance(prompt.op, Sample)
+        is_sample = prompt.request.wants_samples
         if prompt.num_positions > self.num_positions:
             self.num_positions = 0
         if prompt.num_positions > self.num_positions or (is_sample and self.is_shut):
@@ -61,7 +60,7 @@ class Room:
         self.make(prompt.num_positions)
         self.num_positions -= prompt.num_positions
         self.num_begun += prompt.num_positions
-        self.num_ahead += prompt.num_positions if isinstance(prompt.op, Sample) else 0
+        self.num_ahead += prompt.num_positions if prompt.request.wants_samples else 0
 
 
 class _Line:
@@ -113,21 +112,16 @@ class WaitingPrompts:
     def __contains__(self, prompt: Prompt) -> bool:
         return prompt in self._line(prompt)
 
-    def add(self, prompt: Prompt) -> None:
-        """Behind the others of its queue."""
-        prompt.turn = self._turns.next(queue_of(prompt.op), len(prompt.tokens))
+    def add(self, prompt: Prompt, *, first: bool = False) -> None:
+        """Behind the others of its queue, or before all."""
+        prompt.turn = self._turns.before_all() if first else self._turns.next(prompt.request.queue, len(prompt.tokens))
         self._line(prompt).add(prompt)
-        self._index(prompt)
-
-    def add_first(self, prompt: Prompt) -> None:
-        """Before all others."""
-        prompt.turn = self._turns.before_all()
-        self._line(prompt).add(prompt)
-        self._index(prompt)
+        if not prompt.is_computed_whole:
+            self._alike.setdefault(prompt.key, {})[id(prompt)] = prompt
 
     def have_turn_last(self, prompt: Prompt) -> None:
         """Behind all of its queue that wait or are begun; its tokens were counted when it came."""
-        prompt.turn = self._turns.next(queue_of(prompt.op), 0)
+        prompt.turn = self._turns.next(prompt.request.queue, 0)
 
     def has_turn(self, prompt: Prompt) -> None:
         """It is computed now, or a piece of it."""
@@ -157,8 +151,4 @@ class WaitingPrompts:
         return heapq.merge(begun, samples, scores, key=_turn_of)
 
     def _line(self, prompt: Prompt) -> _Line:
-        return self._samples if isinstance(prompt.op, Sample) else self._scores
-
-    def _index(self, prompt: Prompt) -> None:
-        if not prompt.is_computed_whole:
-            self._alike.setdefault(prompt.key, {})[id(prompt)] = prompt
+        return self._samples if prompt.request.wants_samples else self._scores
