@@ -117,7 +117,7 @@ def test_an_optimizer_counts_its_steps_whatever_the_default_dtype_is() -> None:
 def test_a_model_loads_as_usual_whatever_the_default_dtype_is(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = tiny.save_model(tmp_path)
     with default_dtype(dtype):
-        assert load_model(folder, "m", deterministic=True).weight_VE.dtype == torch.float32
+        assert load_model(folder, "m", deterministic=True).dtype == torch.float32
         assert torch.get_default_dtype() == dtype
 
 

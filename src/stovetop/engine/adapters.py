@@ -176,5 +176,5 @@ class Adapters:
 
     def _read(self, path: Path, with_optimizer: bool) -> SavedAdapter:
         saved = read_adapter(path, with_optimizer=with_optimizer, device=self._model.device)
-        check_fits(saved, self._model.targets, self._model.weight_VE, path)
+        check_fits(saved, self._model.targets, self._model.output.weight_OI, path)
         return saved

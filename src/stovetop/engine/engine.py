@@ -29,7 +29,7 @@ from stovetop.engine.counts import Counts
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.recompute import is_needed, recompute_layers
+from stovetop.engine.model.recompute import is_needed, recomputing
 from stovetop.engine.residency import Residency
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.sampler import RecordDecoding, Sampler
@@ -59,9 +59,9 @@ class Engine:
         disk: Disk = LOCAL_DISK,
         record_decoding: RecordDecoding | None = None,
     ) -> None:
-        self._model = model
         if recompute or (recompute is None and is_needed(model, max_tokens_per_pass)):
-            recompute_layers(model.layers.layers)
+            model = recomputing(model)
+        self._model = model
         self._trainer = Trainer(model, 1 if micro_batch_invariant else max_tokens_per_pass)
         budget = KVBudget.of(model, max_kv_bytes)
         self._sampler = Sampler(model, budget, record_decoding)

@@ -10,6 +10,7 @@ import torch
 from stovetop.engine.kernels.arithmetic import Fast
 from stovetop.engine.kernels.packing import Segment
 from stovetop.engine.lora.linear import LoraLinear
+from stovetop.engine.lora.low_rank import Siblings
 from stovetop.engine.lora.routing import (
     BatchRows,
     Routing,
@@ -97,7 +98,7 @@ def test_adapters_that_train_in_a_batched_product_get_the_gradients_that_each_ge
     d_out_NO = torch.randn(ends[-1], 4, generator=generator, dtype=torch.float64)
     found = []
     segments = [Segment(own.start, len(own)) for own in rows]
-    batched = batched_rows(adapters, segments, torch.device("cpu"))
+    batched = batched_rows(adapters, segments, torch.device("cpu"), torch.float64)
     assert isinstance(batched[0], BatchRows)
     for parts in (batched, [Rows(own, slice(r.start, r.stop)) for own, r in zip(adapters, rows, strict=True)]):
         routing.parts = parts
@@ -116,7 +117,7 @@ def test_what_is_not_finite_in_one_adapters_rows_does_not_reach_the_gradients_of
     leaves = [tensor.requires_grad_() for own in adapters for tensor in own.tensors.values()]
     starts = [0, 3, 5, 7]
     segments = [Segment(start, length) for start, length in zip(starts, lengths, strict=True)]
-    routing.parts = batched_rows(adapters, segments, torch.device("cpu"))
+    routing.parts = batched_rows(adapters, segments, torch.device("cpu"), torch.float32)
     assert isinstance(routing.parts[0], BatchRows)
     x_NI = torch.randn(9, 6, generator=generator)
     x_NI[0] = torch.nan
@@ -128,7 +129,7 @@ def test_adapters_whose_rows_differ_much_are_not_batched() -> None:
     generator = torch.Generator().manual_seed(0)
     adapters = [adapter(2, generator) for _ in range(4)]
     segments = [Segment(0, 90), Segment(90, 1), Segment(91, 1), Segment(92, 1)]
-    parts = batched_rows(adapters, segments, torch.device("cpu"))
+    parts = batched_rows(adapters, segments, torch.device("cpu"), torch.float32)
     assert [type(part) for part in parts] == [Rows] * 4
 
 
@@ -174,10 +175,10 @@ def test_a_linear_that_is_asked_for_late_is_read_from_those_in_use_only() -> Non
     assert stack.slots_of(adapters[1:]) == [1, 2, 3]
     adapters[0].tensors.clear()
     adapters[0].tensors.update({name: tensor.to("meta") for name, tensor in adapter(2, generator).tensors.items()})
-    factors = stack.factors("x", 4)
+    factors = stack.factors(Siblings(("x",)), 4)
     assert factors is not None
-    assert not factors[0][0].any()
-    assert torch.equal(factors[0][1], adapters[1].tensors["x.A"])
+    assert not factors.a_KRI[0].any()
+    assert torch.equal(factors.a_KRI[1], adapters[1].tensors["x.A"])
 
 
 def test_prompts_take_factors_from_the_stack_where_most_of_it_has_rows() -> None:

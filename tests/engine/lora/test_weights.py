@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine import tiny
-from stovetop.engine.kernels.arithmetic import Fast
-from stovetop.engine.lora.low_rank import LowRank, adapted_linear
+from stovetop.engine.kernels.arithmetic import Fast, FrozenLinear
+from stovetop.engine.lora.low_rank import Factors, LowRank, Siblings, adapted
 from stovetop.engine.lora.weights import initial_weights
 from stovetop.types import LoraConfig
 
@@ -53,13 +53,17 @@ def test_the_seed_decides_the_factors() -> None:
 
 def test_the_written_out_linear_has_autograds_gradient_in_every_adapter_of_a_pass() -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, 5, 6), (3, 6), (4, 3), (2, 6), (4, 2)]
+    shapes = [(5, 6), (5, 7), (3, 6), (4, 3), (3, 6), (3, 3), (2, 6), (3, 2)]
     leaves = [torch.randn(*s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
-    weight_OI = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    weight_OI = torch.randn(7, 6, generator=generator, dtype=torch.float64)
+    siblings = Siblings.of({"q": 4, "k": 3})
 
-    def linear(x_1NI: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
-        first, second = factors[:2], factors[2:]
-        parts = [LowRank(*first, 0.7, slice(0, 2)), LowRank(*second, 1.5, torch.tensor([4, 2]))]
-        return adapted_linear(x_1NI, weight_OI, None, parts, Fast())
+    def linear(x_NI: torch.Tensor, residual_NO: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        both, second_only = [Factors(*factors[:2]), Factors(*factors[2:4])], [None, Factors(*factors[4:])]
+        parts = [
+            LowRank(siblings, both, 0.7, slice(0, 2)),
+            LowRank(siblings, second_only, 1.5, torch.tensor([4, 2])),
+        ]
+        return adapted(x_NI, FrozenLinear(weight_OI), parts, Fast(), residual_NO)
 
     assert torch.autograd.gradcheck(linear, leaves)

@@ -22,7 +22,6 @@ from transformers import (
 from engine import tiny
 from engine.model.test_attention import SMALL
 from stovetop.engine.engine import Engine
-from stovetop.engine.kernels.arithmetic import Fast, Frozen
 from stovetop.engine.model.loading import adopt, fingerprint, load_model
 from stovetop.engine.ops import ForwardBackward
 from stovetop.errors import InvalidRequest
@@ -123,20 +122,3 @@ def test_several_ends_of_text_all_stop(tmp_path: Path) -> None:
     folder = tiny.save_model(tmp_path)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
     assert load_model(folder, "mine").stop_tokens == {3, 4, 257}
-
-
-@pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="only such a processor keeps them together"
-)
-def test_linears_with_one_input_are_computed_together_and_give_what_each_gives() -> None:
-    generator = torch.Generator().manual_seed(0)
-    frozen = [Frozen(torch.randn(size, 32, generator=generator).bfloat16(), None) for size in (16, 48)]
-    together = Fast()
-    together.prepack(frozen)
-    inputs = [torch.randn(rows, 32, generator=generator).bfloat16() for rows in (3, 3, 5)]
-    with torch.inference_mode():
-        for x in (*inputs, inputs[0]):  # in another order each time, and one of them alone before the next input
-            for own in (frozen, frozen[::-1], frozen[:1]):
-                for weight_OI, _ in own:
-                    expected = torch.nn.functional.linear(x.float(), weight_OI.float())
-                    torch.testing.assert_close(together.linear(x, weight_OI).float(), expected, atol=0.2, rtol=0.02)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stovetop.engine.kernels.arithmetic import RowExact
-from stovetop.engine.lora.low_rank import LowRank
+from stovetop.engine.kernels.arithmetic import FrozenLinear, RowExact
+from stovetop.engine.lora.low_rank import Factors, LowRank, Siblings
 from stovetop.engine.model import head as logprobs
 from stovetop.engine.model.head import Head, pair_logprobs, top_logprobs
 
@@ -14,8 +14,9 @@ from stovetop.engine.model.head import Head, pair_logprobs, top_logprobs
 def made(dtype: torch.dtype = torch.float64, rank: int = 3) -> tuple[torch.Tensor, Head]:
     generator = torch.Generator().manual_seed(0)
     normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype)  # noqa: E731
-    lora = (normal(rank, 8).requires_grad_(), normal(20, rank).requires_grad_(), 0.7)
-    return normal(6, 8).requires_grad_(), Head(normal(20, 8), normal(20), [LowRank(*lora)])
+    factors = Factors(normal(rank, 8).requires_grad_(), normal(20, rank).requires_grad_())
+    lora = LowRank(Siblings(("head",)), [factors], 0.7)
+    return normal(6, 8).requires_grad_(), Head(FrozenLinear(normal(20, 8), normal(20)), [lora])
 
 
 BENDS = [(1.0, None), (0.3, None), (1.0, 5.0), (0.3, 2.0)]  # multiplier and softcap
@@ -30,10 +31,10 @@ def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain(hidden_NE: torch.Tensor, head: Head, temperature: float) -> torch.Tensor:
-    assert head.adapter is not None
-    assert head.bias_V is not None
-    a_RE, b_VR, scale = head.adapter.a_RI, head.adapter.b_OR, head.adapter.scale
-    logits_NV = (hidden_NE @ (head.weight_VE + scale * b_VR @ a_RE).t() + head.bias_V) * head.multiplier
+    assert head.trained is not None
+    assert head.linear.bias_O is not None
+    (a_RE, b_VR), scale = head.trained
+    logits_NV = (hidden_NE @ (head.linear.weight_OI + scale * b_VR @ a_RE).t() + head.linear.bias_O) * head.multiplier
     if head.softcap is not None:
         logits_NV = head.softcap * torch.tanh(logits_NV / head.softcap)
     return (logits_NV / temperature).log_softmax(-1)[ROWS, TARGETS]
@@ -50,8 +51,8 @@ def test_pairs_in_any_order_get_the_logprob_of_the_plain_head(bend: tuple[float,
 def test_the_written_out_backward_pass_is_autograds(bend: tuple[float, float | None]) -> None:
     hidden_NE, head = made()
     head = replace(head, multiplier=bend[0], softcap=bend[1])
-    assert head.adapter is not None
-    leaves = [hidden_NE, head.adapter.a_RI, head.adapter.b_OR]
+    assert head.trained is not None
+    leaves = [hidden_NE, *head.trained[0]]
     weight_P = torch.linspace(-1, 1, 7, dtype=torch.float64)
     ours = torch.autograd.grad((pair_logprobs(head, hidden_NE, ROWS, TARGETS, 0.6) * weight_P).sum(), leaves)
     expected = torch.autograd.grad((plain(hidden_NE, head, 0.6) * weight_P).sum(), leaves)
@@ -77,7 +78,7 @@ def test_what_is_computed_on_the_way_there_gives_the_same_gradient(multiplier: f
     def gradient(scored_P: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad((scored_P * weight_P).sum(), [hidden_NE])[0]
 
-    logits_NV = (hidden_NE @ head.weight_VE.t() + head.bias_V) * multiplier / 0.6
+    logits_NV = (hidden_NE @ head.linear.weight_OI.t() + head.linear.bias_O) * multiplier / 0.6
     expected = logits_NV.log_softmax(-1)[rows_P, targets_P]
     expected_gradient = gradient(expected)
     for trained_P in (None, torch.tensor([True, False, True, True, True]), torch.zeros(5, dtype=torch.bool)):
@@ -102,7 +103,7 @@ def test_all_gradients_zero_is_no_special_case() -> None:
 
 def test_logprobs_of_a_bfloat16_model_are_float32() -> None:
     hidden_NE = torch.randn(6, 8, dtype=torch.bfloat16)
-    out_P = pair_logprobs(Head(torch.randn(20, 8, dtype=torch.bfloat16)), hidden_NE, ROWS, TARGETS)
+    out_P = pair_logprobs(Head(FrozenLinear(torch.randn(20, 8, dtype=torch.bfloat16))), hidden_NE, ROWS, TARGETS)
     assert out_P.dtype == torch.float32
 
 

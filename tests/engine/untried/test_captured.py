@@ -44,8 +44,10 @@ class Tape:
         assert self.sampler is not None
         batch = self.sampler._batch  # pyright: ignore[reportPrivateUsage]
         layers = {("layer", i): pair for i, pair in enumerate(batch.cache._layers)}  # pyright: ignore[reportPrivateUsage]
-        tensors = layers | dict(batch._stack._factors)  # pyright: ignore[reportPrivateUsage]
-        return {name: pair[0].data_ptr() + pair[1].data_ptr() for name, pair in tensors.items() if pair is not None}
+        factors = batch._stack._factors.items()  # pyright: ignore[reportPrivateUsage]
+        stacked = {name: (own.a_KRI, *own.b_KOR) for name, own in factors if own is not None}
+        found = {name: tensors for name, tensors in layers.items() if tensors is not None} | stacked
+        return {name: sum(tensor.data_ptr() for tensor in tensors) for name, tensors in found.items()}
 
 
 class Broken(Tape):

@@ -141,10 +141,10 @@ class _Plan:
     def _merged(self, weight_OI: Tensor, target: str, stored: torch.dtype, rounding: _Rounding) -> Tensor:
         factors = factors_of(self.weights, target)
         assert factors is not None, "a target comes from the adapter"
-        a_RI, b_OR, scale = factors
+        a_RI, b_OR = factors
         if (b_OR.shape[0], a_RI.shape[1]) != tuple(weight_OI.shape):
             raise CheckpointError(f"{target} is {tuple(weight_OI.shape)} in the base, not as the adapter was trained")
-        delta_OI = (b_OR.cpu().double() @ a_RI.cpu().double()) * scale
+        delta_OI = (b_OR.cpu().double() @ a_RI.cpu().double()) * self.weights.scale
         exact_OI = weight_OI.double() + delta_OI
         merged_OI = exact_OI.to(stored)
         rounding.add(exact_OI, merged_OI, delta_OI)

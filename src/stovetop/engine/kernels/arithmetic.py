@@ -16,9 +16,8 @@ rows, `D` head size.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +29,13 @@ from stovetop.engine.kernels.shared_prefix import SharedRows
 from stovetop.engine.kernels.sight import How, Seen
 
 
-class Frozen(NamedTuple):
-    """A linear of the base model."""
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenLinear:
+    """A linear of the base model, or several that read the same input, one below the other."""
 
     weight_OI: Tensor
-    bias_O: Tensor | None
+    bias_O: Tensor | None = None
+    layout: Tensor | None = None  # the weight once more, as oneDNN wants it for few rows
 
 
 class Arithmetic(Protocol):
@@ -56,16 +57,25 @@ class Arithmetic(Protocol):
         and for the same reason a pass that trains holds the data of one adapter only."""
         ...
 
-    def prepack(self, siblings: Sequence[Frozen]) -> None:
-        """Makes what it needs of frozen linears that read the same input, once, when a model is loaded."""
+    def prepacked(self, linear: FrozenLinear) -> FrozenLinear:
+        """With its weight a second time in oneDNN's own layout, where that saves time: passes of few rows would spend
+        theirs on bringing weights into it."""
         ...
 
-    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """A fresh tensor. Not differentiable: see `low_rank.adapted_linear`."""
+    def linear(self, x_NI: Tensor, linear: FrozenLinear, residual_NO: Tensor | None = None) -> Tensor:
+        """A fresh tensor (N, O), with `residual_NO` added. Not differentiable: see `low_rank.adapted`."""
         ...
 
-    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
-        """Adds x·Wᵀ to `out_NO`, in place. All have one dtype."""
+    def product(self, x_NI: Tensor, factor_OI: Tensor) -> Tensor:
+        """x·Fᵀ (N, O), for a factor of an adapter."""
+        ...
+
+    def add_product(self, out_NO: Tensor, x_NI: Tensor, factor_OI: Tensor) -> None:
+        """Adds x·Fᵀ to `out_NO`, in place. All have one dtype."""
+        ...
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x / (1 + exp(-x)), elementwise."""
         ...
 
     def attends_in_runs(self, device: torch.device) -> bool:
@@ -91,33 +101,33 @@ CUDA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPB
 FEW_ROWS = 256  # up to which oneDNN's own layout of the weights is faster
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Fast:
-    """On a processor that computes in bfloat16, frozen weights are kept a second time in oneDNN's own layout
-    (`prepack`), for passes of few rows, which would spend their time on bringing weights into it."""
-
     key_multiple: int = 1
     row_multiple: int = 1
     can_stack: bool = True
-    _places: "dict[int, tuple[_Together, int]]" = field(default_factory=dict)  # by id of the weight
 
-    def prepack(self, siblings: Sequence[Frozen]) -> None:
-        weight_OI = siblings[0].weight_OI
-        if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and _computes_in_bfloat16():
-            together = _Together(siblings)
-            self._places.update({id(linear.weight_OI): (together, index) for index, linear in enumerate(siblings)})
+    def prepacked(self, linear: FrozenLinear) -> FrozenLinear:
+        weight_OI = linear.weight_OI
+        is_worth_it = weight_OI.device.type == "cpu" and _has_fast_layout(weight_OI.dtype)
+        return replace(linear, layout=_onednn_layout(weight_OI)) if is_worth_it else linear
 
-    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        place = self._places.get(id(weight_OI))
-        if place is None or x.numel() > FEW_ROWS * x.shape[-1]:
-            return F.linear(x, weight_OI, bias_O)
-        together, index = place
-        if together.is_one or torch.is_inference_mode_enabled():
-            return together.linear(index, x)
-        return F.linear(x, weight_OI, bias_O)  # pieces are views, which autograd has no use for
+    def linear(self, x_NI: Tensor, linear: FrozenLinear, residual_NO: Tensor | None = None) -> Tensor:
+        if linear.layout is not None and _is_few(x_NI):
+            return _onednn_linear(x_NI, linear.layout, linear.bias_O, residual_NO)
+        if residual_NO is None:
+            return F.linear(x_NI, linear.weight_OI, linear.bias_O)
+        out_NO = torch.addmm(residual_NO, x_NI, linear.weight_OI.t())
+        return out_NO if linear.bias_O is None else out_NO.add_(linear.bias_O)
 
-    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
-        out_NO.addmm_(x_NI, weight_OI.t())
+    def product(self, x_NI: Tensor, factor_OI: Tensor) -> Tensor:
+        return F.linear(x_NI, factor_OI)
+
+    def add_product(self, out_NO: Tensor, x_NI: Tensor, factor_OI: Tensor) -> None:
+        out_NO.addmm_(x_NI, factor_OI.t())
+
+    def silu(self, x: Tensor) -> Tensor:
+        return F.silu(x)
 
     def attends_in_runs(self, device: torch.device) -> bool:
         return device.type == "cpu"
@@ -151,45 +161,25 @@ class Fast:
         return torch.lerp(last_SGRD, first_SGRD, weight_SGR1).flatten(1, 2)[:, :, None]
 
 
-class _Together:
-    """Linears that read the same input, as one product in oneDNN's own layout: whichever is asked first computes it for
-    all of them. Small products, one after another, would leave much of the memory's bandwidth unused."""
-
-    def __init__(self, siblings: Sequence[Frozen]) -> None:
-        self._weights = [linear.weight_OI for linear in siblings]  # alive, so that their ids are theirs
-        self._sizes = [len(weight_OI) for weight_OI in self._weights]
-        self._layout = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), ROW_MULTIPLE)
-        biases = [linear.bias_O for linear in siblings if linear.bias_O is not None]
-        self._bias = torch.cat(biases) if biases else None
-        self._x: Tensor | None = None
-        self._left: list[Tensor | None] = []  # what was computed and not asked for yet
-
-    @property
-    def is_one(self) -> bool:
-        return len(self._sizes) == 1
-
-    def linear(self, index: int, x: Tensor) -> Tensor:
-        """The part of the shared product that is this linear's; handed out once."""
-        piece = self._left[index] if self._x is not None and _is_same(x, self._x) else None
-        if piece is None:
-            out = torch.ops.mkldnn._linear_pointwise(x, self._layout, self._bias, "none", [], "")
-            if self.is_one:
-                return out
-            self._x, self._left = x, list(out.split(self._sizes, -1))  # x is alive: nothing else has its address
-            piece = self._left[index]
-        self._left[index] = None
-        if not any(left is not None for left in self._left):
-            self._x = None
-        assert piece is not None, "just computed"
-        return piece
+def _has_fast_layout(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+def _is_few(x_NI: Tensor) -> bool:
+    """Few enough rows for oneDNN's own layout. One row in float32 is a product with a vector, which BLAS does best."""
+    return len(x_NI) <= FEW_ROWS and (len(x_NI) > 1 or x_NI.dtype != torch.float32)
 
 
-def _computes_in_bfloat16() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def _onednn_layout(weight_OI: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROW_MULTIPLE)
+
+
+def _onednn_linear(x_NI: Tensor, layout: Tensor, bias_O: Tensor | None, residual_NO: Tensor | None) -> Tensor:
+    if residual_NO is None:
+        return torch.ops.mkldnn._linear_pointwise(x_NI, layout, bias_O, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, layout, bias_O, "add")
 
 
 def _sdpa(
@@ -251,32 +241,33 @@ def _spelled_out(query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
 ROW_MULTIPLE = 4  # of a linear
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class RowExact:
-    """Frozen weights are kept a second time in oneDNN's own layout (`prepack`): the same bits, less work per call."""
-
     key_multiple: int = KEY_BLOCK
     row_multiple: int = ROW_MULTIPLE
     can_stack: bool = False
-    _layouts: "_Layouts" = field(default_factory=lambda: _Layouts())
 
-    def prepack(self, siblings: Sequence[Frozen]) -> None:
-        for linear in siblings:
-            self._layouts.add(linear.weight_OI)
+    def prepacked(self, linear: FrozenLinear) -> FrozenLinear:
+        """The same bits, less work a call."""
+        return replace(linear, layout=_onednn_layout(linear.weight_OI))
 
-    def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        x_NI = x.reshape(-1, x.shape[-1])
+    def linear(self, x_NI: Tensor, linear: FrozenLinear, residual_NO: Tensor | None = None) -> Tensor:
+        out_NO = self.product(x_NI, linear.weight_OI if linear.layout is None else linear.layout)
+        if linear.bias_O is not None:
+            out_NO += linear.bias_O
+        return out_NO if residual_NO is None else out_NO.add_(residual_NO)
+
+    def product(self, x_NI: Tensor, factor_OI: Tensor) -> Tensor:
         padding = -x_NI.shape[0] % ROW_MULTIPLE
         padded_NI = F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI.contiguous()
-        layout = self._layouts.of(weight_OI)  # None: no frozen weight but a factor of an adapter
-        weight = weight_OI if layout is None else layout
-        out_NO = torch.ops.mkldnn._linear_pointwise(padded_NI, weight, None, "none", [], "")[: x_NI.shape[0]]
-        if bias_O is not None:
-            out_NO += bias_O
-        return out_NO.view(*x.shape[:-1], -1)
+        return _onednn_linear(padded_NI, factor_OI, None, None)[: x_NI.shape[0]]
 
-    def add_linear(self, out_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> None:
-        out_NO += self.linear(x_NI, weight_OI)
+    def add_product(self, out_NO: Tensor, x_NI: Tensor, factor_OI: Tensor) -> None:
+        out_NO += self.product(x_NI, factor_OI)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Written out: the library's own takes another path for the last elements of a buffer."""
+        return x / torch.neg(x).exp_().add_(1)
 
     def attends_in_runs(self, device: torch.device) -> bool:
         return False
@@ -290,22 +281,8 @@ class RowExact:
         return row_exact_after_prefix(query_SHQD, own, prefix, shared, how)
 
 
-class _Layouts:
-    """Weights in oneDNN's own layout, found by the weight, which is kept alive beside it."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def add(self, weight_OI: Tensor) -> None:
-        self._by_id[id(weight_OI)] = (weight_OI, torch.ops.mkldnn._reorder_linear_weight(weight_OI, ROW_MULTIPLE))
-
-    def of(self, weight_OI: Tensor) -> Tensor | None:
-        found = self._by_id.get(id(weight_OI))
-        return None if found is None else found[1]
-
-
-class WrittenOutSiLU(nn.Module):
-    """x / (1 + exp(-x)). The library's own takes another path for the last elements of a buffer."""
+class RowExactSiLU(nn.Module):
+    """`RowExact.silu`, for a model of the library."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _SiLU.apply(x)
@@ -315,7 +292,7 @@ class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return x / torch.neg(x).exp_().add_(1)
+        return RowExact().silu(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

@@ -1,209 +1,259 @@
 # pyright: basic
-"""What adapters add to a linear: low-rank products on their own rows, forward and backward.
+"""What adapters add to frozen linears: low-rank products on their own rows, forward and backward.
 
     y = x·Wᵀ + scale·(x·Aᵀ)·Bᵀ        (Hu et al. 2021, arXiv:2106.09685)
 
-W is frozen. The factors are float32; the products of a pass run in the dtype of y, as mixed precision has it, and the
-gradients of the factors are computed in float32. Rows that no adapter owns meet the linear as it is.
+W is frozen. Linears that read the same input are *siblings*: their W are one below the other, so are their A, and each
+B adds to the columns of its own linear. The factors are float32; the products of a pass run in the dtype of y, as mixed
+precision has it, and the gradients of the factors are computed in float32. Rows that no adapter owns meet the linears
+as they are.
 
-Shapes: `N` rows of a pass, `M` rows of one adapter, `K` adapters, `I` inputs, `O` outputs, `R` rank.
+    LowRank   one adapter, on a slice of the rows or some of them
+    Batched   several of about as many rows each, in batched products
+
+Shapes: `N` rows of a pass, `M` rows of one adapter, `K` adapters, `I` inputs, `O` outputs, `R` rank, of all siblings
+together where their factors are.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from typing import Any
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stovetop.engine.kernels.arithmetic import Arithmetic
+from stovetop.engine.kernels.arithmetic import Arithmetic, FrozenLinear
 from stovetop.engine.kernels.row_groups import RowGroups, product
 
 ALL = slice(None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LowRank:
-    """The factors of one adapter for one linear, and the rows they act on: a slice, or indices (M,)."""
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Linears that read the same input, and which columns of the outputs are whose."""
+
+    names: tuple[str, ...]
+    columns: tuple[slice, ...] = field(default=(ALL,), compare=False)
+
+    @classmethod
+    def of(cls, sizes: dict[str, int]) -> "Siblings":
+        """From how many outputs each has, in their order."""
+        ends = accumulate(sizes.values(), initial=0)
+        return cls(tuple(sizes), tuple(slice(start, end) for start, end in pairwise(ends)))
+
+
+class Factors(NamedTuple):
+    """Of one adapter for one linear."""
 
     a_RI: Tensor
     b_OR: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """The factors of one adapter for siblings, and the rows they act on: a slice, or indices (M,)."""
+
+    siblings: Siblings
+    by_sibling: Sequence[Factors | None]  # None: it does not train this one
     scale: float
     rows: slice | Tensor = field(default_factory=lambda: ALL)
 
     @property
     def factors(self) -> list[Tensor]:
-        return [self.a_RI, self.b_OR]
+        return list(chain.from_iterable(own for own in self.by_sibling if own is not None))
 
-    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
-        """In place; what the backward pass needs: the thin product scale·x·Aᵀ."""
-        a_RI, b_OR = self.a_RI.to(out_NO.dtype), self.b_OR.to(out_NO.dtype)
-        thin_MR = arithmetic.linear(x_NI[self.rows].to(out_NO.dtype), a_RI).mul_(self.scale)
-        if isinstance(self.rows, slice):
-            arithmetic.add_linear(out_NO[self.rows], thin_MR, b_OR)
-        else:
-            out_NO.index_add_(0, self.rows, arithmetic.linear(thin_MR, b_OR))
-        return [thin_MR]
+    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
+        """In place; returns what the backward pass needs: the thin product scale·x·Aᵀ."""
+        dtype = out_NO.dtype
+        thin_MR = arithmetic.product(x_NI[self.rows].to(dtype), self._a(dtype)).mul_(self.scale)
+        for (_, b_OR), columns, ranks in self._each():
+            if isinstance(self.rows, slice):
+                arithmetic.add_product(out_NO[self.rows, columns], thin_MR[:, ranks], b_OR.to(dtype))
+            else:
+                added_MO = arithmetic.product(thin_MR[:, ranks], b_OR.to(dtype))
+                out_NO[:, columns].index_add_(0, self.rows, added_MO)
+        return thin_MR
 
-    def gradients(self, dy_NO: Tensor, x_NI: Tensor, kept: Sequence[Tensor], dx_NI: Tensor | None) -> list[Tensor]:
-        """Of the factors; that of x is added to `dx_NI`. `kept` is from `add_to`."""
-        (thin_MR,) = kept
-        dy_MO = dy_NO[self.rows]
-        d_thin_MR = (dy_MO @ self.b_OR.to(dy_MO.dtype)).mul_(self.scale)
+    def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_MR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
+        """Of the factors; that of x is added to `dx_NI`. `thin_MR` is from `add_to`."""
+        precise = self.factors[0].dtype
+        dy_MO, x_MI = dy_NO[self.rows], x_NI[self.rows].to(precise)
+        d_thin_MR = torch.empty_like(thin_MR)
+        d_b: list[Tensor] = []
+        for (_, b_OR), columns, ranks in self._each():
+            d_thin_MR[:, ranks] = dy_MO[:, columns] @ b_OR.to(dy_MO.dtype)
+            d_b.append(dy_MO[:, columns].to(precise).t() @ thin_MR[:, ranks].to(precise))
+        d_thin_MR.mul_(self.scale)
         if dx_NI is not None:
-            a_RI = self.a_RI.to(dx_NI.dtype)
+            a_RI = self._a(dx_NI.dtype)
             if isinstance(self.rows, slice):
                 dx_NI[self.rows].addmm_(d_thin_MR, a_RI)
             else:
                 dx_NI.index_add_(0, self.rows, d_thin_MR @ a_RI)
-        precise = self.a_RI.dtype
-        return [
-            d_thin_MR.to(precise).t() @ x_NI[self.rows].to(precise),
-            dy_MO.to(precise).t() @ thin_MR.to(precise),
-        ]
+        d_a_RI = d_thin_MR.to(precise).t() @ x_MI
+        d_a = [d_a_RI[ranks] for _, _, ranks in self._each()]
+        return list(chain.from_iterable(zip(d_a, d_b, strict=True)))
+
+    def _a(self, dtype: torch.dtype) -> Tensor:
+        each = [own.a_RI for own in self.by_sibling if own is not None]
+        return (each[0] if len(each) == 1 else torch.cat(each)).to(dtype)
+
+    def _each(self) -> "list[tuple[Factors, slice, slice]]":
+        """Of the siblings that it trains: factors, columns of the outputs, ranks of the thin product."""
+        there = [(own, c) for own, c in zip(self.by_sibling, self.siblings.columns, strict=True) if own is not None]
+        ends = accumulate((len(own.a_RI) for own, _ in there), initial=0)
+        return [(own, c, slice(*ranks)) for (own, c), ranks in zip(there, pairwise(ends), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stacked:
-    """Several adapters of about as many rows each, in two batched products. For passes without gradients."""
+class SideBySide:
+    """The factors of several adapters for siblings, zeros up to the largest rank and where an adapter has none."""
 
-    groups: RowGroups  # one an adapter
-    a_KRI: Tensor
-    b_KOR: Tensor  # with the scale in it
+    a_KRI: Tensor  # of each sibling `rank` rows
+    b_KOR: Sequence[Tensor]  # by sibling, with the scale in it
+    rank: int
 
-    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> None:
-        x_KMI = self.groups.gathered(x_NI.to(self.a_KRI.dtype))
-        self.groups.add_product(out_NO, product(x_KMI, self.a_KRI.transpose(1, 2)), self.b_KOR.transpose(1, 2))
+    @classmethod
+    def of(cls, adapters_K: Sequence[LowRank | None], rank: int, dtype: torch.dtype) -> "SideBySide | None":
+        """None if there is nothing at all."""
+        by_sibling = zip(*(own.by_sibling for own in adapters_K if own is not None), strict=True)
+        likes = [next((own for own in column if own is not None), None) for column in by_sibling]
+        like = next((own for own in likes if own is not None), None)
+        if like is None:
+            return None
+        new = lambda *shape: torch.zeros(len(adapters_K), *shape, dtype=dtype, device=like.a_RI.device)  # noqa: E731
+        made = cls(
+            new(len(likes) * rank, like.a_RI.shape[1]),
+            [new(0 if own is None else len(own.b_OR), rank) for own in likes],
+            rank,
+        )
+        for index, adapter in enumerate(adapters_K):
+            if adapter is not None:
+                made.put(index, adapter)
+        return made
+
+    def ranks(self, sibling: int) -> slice:
+        return slice(sibling * self.rank, (sibling + 1) * self.rank)
+
+    def has_room_for(self, adapter: LowRank) -> bool:
+        """Whether it was made with all siblings that this one trains."""
+        pairs = zip(self.b_KOR, adapter.by_sibling, strict=True)
+        return all(own is None or b_KOR.shape[1] > 0 for b_KOR, own in pairs)
+
+    def clear(self, index: int) -> None:
+        for stacked in (self.a_KRI, *self.b_KOR):
+            stacked[index].zero_()
+
+    def put(self, index: int, adapter: LowRank) -> None:
+        """Into room that is zero."""
+        for sibling, own in enumerate(adapter.by_sibling):
+            if own is not None:
+                rank = len(own.a_RI)
+                self.a_KRI[index, self.ranks(sibling)][:rank].copy_(own.a_RI.detach())
+                torch.mul(own.b_OR.detach(), adapter.scale, out=self.b_KOR[sibling][index, :, :rank])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batched:
-    """The same for adapters that are trained: their factors are put side by side on the way there and, unless most of
-    that is padding, kept for the way back."""
+    """Several adapters of about as many rows each, in two batched products."""
 
-    groups: RowGroups
-    adapters_K: Sequence[LowRank | None]  # None: it does not train this linear
+    siblings: Siblings
+    groups: RowGroups  # one an adapter
+    stacked: SideBySide
+    adapters_K: Sequence[LowRank | None] = ()  # those that are trained; none in a pass without gradients
 
     @property
     def factors(self) -> list[Tensor]:
         return [factor for adapter in self.adapters_K if adapter is not None for factor in adapter.factors]
 
-    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> list[Tensor]:
-        a_KRI, b_KOR = self._side_by_side(out_NO.dtype)
-        thin_KMR = product(self.groups.gathered(x_NI.to(out_NO.dtype)), a_KRI.transpose(1, 2))
-        self.groups.add_product(out_NO, thin_KMR, b_KOR.transpose(1, 2))
-        is_mostly_padding = a_KRI.numel() + b_KOR.numel() > 2 * sum(factor.numel() for factor in self.factors)
-        return [thin_KMR] if is_mostly_padding else [thin_KMR, a_KRI, b_KOR]
+    def add_to(self, out_NO: Tensor, x_NI: Tensor, arithmetic: Arithmetic) -> Tensor:
+        a_KRI = self.stacked.a_KRI
+        thin_KMR = product(self.groups.gathered(x_NI.to(a_KRI.dtype)), a_KRI.transpose(1, 2))
+        for sibling, (b_KOR, columns) in enumerate(zip(self.stacked.b_KOR, self.siblings.columns, strict=True)):
+            if b_KOR.shape[1] > 0:
+                own_KMR = thin_KMR[..., self.stacked.ranks(sibling)]
+                self.groups.add_product(out_NO[:, columns], own_KMR, b_KOR.transpose(1, 2))
+        return thin_KMR
 
-    def gradients(self, dy_NO: Tensor, x_NI: Tensor, kept: Sequence[Tensor], dx_NI: Tensor | None) -> list[Tensor]:
-        thin_KMR, *stacked = kept
-        a_KRI, b_KOR = stacked or self._side_by_side(dy_NO.dtype)
-        dy_KMO = self.groups.gathered(dy_NO)
-        if self.groups.is_padding_KM is not None:
-            dy_KMO = dy_KMO.masked_fill(self.groups.is_padding_KM[:, :, None], 0.0)
-        d_thin_KMR = product(dy_KMO, b_KOR)
+    def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_KMR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
+        assert self.adapters_K, "a stack of adapters is for passes without gradients"
+        precise, d_thin_KMR = self.factors[0].dtype, torch.zeros_like(thin_KMR)
+        d_b_KOR: list[Tensor] = []
+        for sibling, (b_KOR, columns) in enumerate(zip(self.stacked.b_KOR, self.siblings.columns, strict=True)):
+            dy_KMO, ranks = self.groups.gathered(dy_NO[:, columns][:, : b_KOR.shape[1]]), self.stacked.ranks(sibling)
+            if self.groups.is_padding_KM is not None:
+                dy_KMO = dy_KMO.masked_fill(self.groups.is_padding_KM[:, :, None], 0.0)
+            d_thin_KMR[..., ranks] = product(dy_KMO, b_KOR)
+            scaled_KMR = thin_KMR[..., ranks].to(precise) * self._scales(precise, thin_KMR.device)
+            d_b_KOR.append(product(dy_KMO.to(precise).transpose(1, 2), scaled_KMR))
         if dx_NI is not None:
-            self.groups.add_product(dx_NI, d_thin_KMR, a_KRI)
-        precise = self.factors[0].dtype
-        x_KMI = self.groups.gathered(x_NI).to(precise)
-        d_a_KRI = product(d_thin_KMR.to(precise).transpose(1, 2), x_KMI)
-        d_b_KOR = product(dy_KMO.to(precise).transpose(1, 2), self._scaled(thin_KMR.to(precise)))
-        own = [
-            (d_a_RI[: len(adapter.a_RI)], d_b_OR[:, : len(adapter.a_RI)])
-            for adapter, d_a_RI, d_b_OR in zip(self.adapters_K, d_a_KRI, d_b_KOR, strict=True)
-            if adapter is not None
-        ]
-        return [gradient.clone() for pair in own for gradient in pair]  # a view would keep those of all alive
+            self.groups.add_product(dx_NI, d_thin_KMR, self.stacked.a_KRI)
+        d_a_KRI = product(d_thin_KMR.to(precise).transpose(1, 2), self.groups.gathered(x_NI).to(precise))
+        found: list[Tensor] = []
+        for index, adapter in enumerate(self.adapters_K):
+            for sibling, own in enumerate(() if adapter is None else adapter.by_sibling):
+                if own is not None:
+                    rank = len(own.a_RI)
+                    pair = (d_a_KRI[index, self.stacked.ranks(sibling)][:rank], d_b_KOR[sibling][index, :, :rank])
+                    found += [gradient.clone() for gradient in pair]  # a view would keep those of all alive
+        return found
 
-    def _scaled(self, thin_KMR: Tensor) -> Tensor:
+    def _scales(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         scales = [0.0 if adapter is None else adapter.scale for adapter in self.adapters_K]
-        if len(set(scales)) == 1:
-            return thin_KMR * scales[0]
-        return thin_KMR * torch.tensor(scales, dtype=thin_KMR.dtype, device=thin_KMR.device)[:, None, None]
-
-    def _side_by_side(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        rank = max(len(adapter.a_RI) for adapter in self.adapters_K if adapter is not None)
-        stacked = side_by_side(self.adapters_K, rank, dtype)
-        assert stacked is not None, "at least one adapter trains this linear"
-        return stacked
+        return torch.tensor(scales, dtype=dtype, device=device)[:, None, None]
 
 
-def side_by_side(adapters_K: Sequence[LowRank | None], rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """A (K, R, I) and B (K, O, R), the second with the scales in it; zeros up to this rank and where there is nothing.
-    None if there is nothing at all."""
-    some = next((adapter for adapter in adapters_K if adapter is not None), None)
-    if some is None:
-        return None
-    is_full = all(adapter is not None and len(adapter.a_RI) == rank for adapter in adapters_K)
-    made = torch.empty if is_full else torch.zeros
-    a_KRI = made(len(adapters_K), rank, some.a_RI.shape[1], dtype=dtype, device=some.a_RI.device)
-    b_KOR = made(len(adapters_K), len(some.b_OR), rank, dtype=dtype, device=some.b_OR.device)
-    for adapter, a_RI, b_OR in zip(adapters_K, a_KRI, b_KOR, strict=True):
-        if adapter is not None:
-            put(adapter, a_RI, b_OR)
-    return a_KRI, b_KOR
+Part = LowRank | Batched
 
 
-def put(adapter: LowRank, a_RI: Tensor, b_OR: Tensor) -> None:
-    """Factors into room for them, which may have another dtype and a larger rank; the scale into the second."""
-    rank = len(adapter.a_RI)
-    a_RI[:rank].copy_(adapter.a_RI.detach())
-    if adapter.scale == 1:
-        b_OR[:, :rank].copy_(adapter.b_OR.detach())
-    else:
-        torch.mul(adapter.b_OR.detach(), adapter.scale, out=b_OR[:, :rank])
-
-
-Part = LowRank | Stacked | Batched
-
-
-def adapted_linear(
-    x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parts: Sequence[Part], arithmetic: Arithmetic
+def adapted(
+    x_NI: Tensor,
+    linear: FrozenLinear,
+    parts: Sequence[Part],
+    arithmetic: Arithmetic,
+    residual_NO: Tensor | None = None,
 ) -> Tensor:
-    """A frozen linear with what `parts` add. Differentiable in x and in the factors, but for those of `Stacked`."""
-    if not torch.is_grad_enabled():
-        out_NO = arithmetic.linear(x.flatten(0, -2), weight_OI, bias_O)
-        for part in parts:
-            part.add_to(out_NO, x.flatten(0, -2), arithmetic)
-        return out_NO.view(*x.shape[:-1], -1)
-    trained = [part for part in parts if not isinstance(part, Stacked)]
-    assert len(trained) == len(parts), "stacked adapters are for passes without gradients"
-    factors = [factor for part in trained for factor in part.factors]
-    out_NO = _AdaptedLinear.apply(x.flatten(0, -2), weight_OI, bias_O, trained, arithmetic, *factors)
-    return out_NO.view(*x.shape[:-1], -1)
+    """A frozen linear, or siblings, with what `parts` add, and the residual. Differentiable in x, in the residual and
+    in the factors."""
+    if torch.is_grad_enabled():
+        factors = [factor for part in parts for factor in part.factors]
+        return _Adapted.apply(x_NI, residual_NO, linear, parts, arithmetic, *factors)
+    out_NO = arithmetic.linear(x_NI, linear, residual_NO)
+    for part in parts:
+        part.add_to(out_NO, x_NI, arithmetic)
+    return out_NO
 
 
-class _AdaptedLinear(torch.autograd.Function):
+class _Adapted(torch.autograd.Function):
     """Written out so that x is kept once and as it is, never as a float32 copy, and little beside it."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x_NI: Tensor,
-        weight_OI: Tensor,
-        bias_O: Tensor | None,
-        parts: Sequence[LowRank | Batched],
+        residual_NO: Tensor | None,
+        linear: FrozenLinear,
+        parts: Sequence[Part],
         arithmetic: Arithmetic,
         *factors: Tensor,
     ) -> Tensor:
-        out_NO = arithmetic.linear(x_NI, weight_OI, bias_O)
+        out_NO = arithmetic.linear(x_NI, linear, residual_NO)
         kept = [part.add_to(out_NO, x_NI, arithmetic) for part in parts]
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(x_NI if factors else None, weight_OI, *chain.from_iterable(kept))
-            ctx.parts, ctx.num_kept = parts, [len(own) for own in kept]
+            ctx.save_for_backward(x_NI if factors else None, linear.weight_OI, *kept)
+            ctx.parts = parts
         return out_NO
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, weight_OI, *rest = ctx.saved_tensors
-        in_order = iter(rest)
-        kept = [list(islice(in_order, number)) for number in ctx.num_kept]
+        x_NI, weight_OI, *kept = ctx.saved_tensors
         dy_NO = gradients[0]
         dx_NI = dy_NO @ weight_OI if ctx.needs_input_grad[0] else None
+        d_residual_NO = dy_NO if ctx.needs_input_grad[1] else None
         d_factors = [
             gradient
-            for part, own in zip(ctx.parts, kept, strict=True)
-            for gradient in part.gradients(dy_NO, x_NI, own, dx_NI)
+            for part, thin in zip(ctx.parts, kept, strict=True)
+            for gradient in part.gradients(dy_NO, x_NI, thin, dx_NI)
         ]
-        return dx_NI, None, None, None, None, *d_factors
+        return dx_NI, d_residual_NO, None, None, None, *d_factors

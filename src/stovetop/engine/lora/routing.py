@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stovetop.engine.kernels.packing import Segment
 from stovetop.engine.kernels.row_groups import RowGroups, row_groups
-from stovetop.engine.lora.low_rank import ALL, Batched, LowRank, Part, Stacked, put, side_by_side
+from stovetop.engine.lora.low_rank import ALL, Batched, Factors, LowRank, Part, Siblings, SideBySide
 from stovetop.engine.lora.weights import AdapterWeights, factors_of
 from stovetop.target_names import HEAD
 
@@ -26,23 +26,26 @@ class Rows:
     adapter: AdapterWeights
     rows: slice | Tensor = field(default_factory=lambda: ALL)
 
-    def of(self, name: str) -> LowRank | None:
-        factors = factors_of(self.adapter, name)
-        return None if factors is None else LowRank(*factors, self.rows)
+    def of(self, siblings: Siblings) -> LowRank | None:
+        found = [factors_of(self.adapter, name) for name in siblings.names]
+        if not any(found):
+            return None
+        by_sibling = [None if own is None else Factors(*own) for own in found]
+        return LowRank(siblings, by_sibling, self.adapter.scale, self.rows)
 
 
 class Stack:
     """The factors of the adapters that run together, side by side in slots: copies in the dtypes in which the products
-    run, made of each linear when it first asks. Ranks below the largest are padded with zeros, which add nothing.
-    Newcomers take the slots of those that left, so a batch that changes does not copy everybody again; until then, who
-    left may come back."""
+    run, made of each group of siblings when it first asks. Ranks below the largest are padded with zeros, which add
+    nothing. Newcomers take the slots of those that left, so a batch that changes does not copy everybody again; until
+    then, who left may come back."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        self.dtype = dtype
         self._slots: list[weakref.ref[AdapterWeights] | None] = []
         self._in_use: set[int] = set()  # the slots of those that were asked for last
         self._rank = 0
-        self._factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor] | None] = {}
+        self._factors: dict[tuple[Siblings, torch.dtype], SideBySide | None] = {}
         self.version = 1  # grows when factors come or move
 
     @property
@@ -85,11 +88,11 @@ class Stack:
         """By slot; None for a slot that is free, or whose adapter is gone."""
         return [None if own is None else own() for own in self._slots]
 
-    def factors(self, name: str, num_rows: int) -> tuple[Tensor, Tensor] | None:
-        """(K, R, I) and (K, O, R), the second with the scales in it; None where no adapter trains this linear."""
+    def factors(self, siblings: Siblings, num_rows: int) -> SideBySide | None:
+        """None where no adapter trains any of them."""
         # logits are float32; and for few rows of one adapter, whose products are small, it is the faster dtype
-        precise = name == HEAD or (self.num_slots == 1 and num_rows <= FEW_ROWS)
-        key = (name, torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
+        precise = HEAD in siblings.names or (self.num_slots == 1 and num_rows <= FEW_ROWS)
+        key = (siblings, torch.promote_types(self.dtype, torch.float32) if precise else self.dtype)
         if key not in self._factors:
             self._forget_idle()
             self._factors[key] = self._stacked(*key)
@@ -112,23 +115,23 @@ class Stack:
         self.version += 1
 
     def _fill(self, slot: int, adapter: AdapterWeights) -> None:
-        for (name, dtype), factors in list(self._factors.items()):
-            own = Rows(adapter).of(name)
-            if factors is not None:
-                a_RI, b_OR = (stacked[slot].zero_() for stacked in factors)
-                if own is not None:
-                    put(own, a_RI, b_OR)
-            elif own is not None:  # the first adapter that trains this linear
-                del self._factors[name, dtype]
+        for key, factors in list(self._factors.items()):
+            own = Rows(adapter).of(key[0])
+            if own is not None and (factors is None or not factors.has_room_for(own)):  # the first that trains these
+                del self._factors[key]
                 self.version += 1
+            elif factors is not None:
+                factors.clear(slot)
+                if own is not None:
+                    factors.put(slot, own)
 
     def _forget_idle(self) -> None:
         """Those who left: their tensors may lie elsewhere by now, and cannot be read."""
         self._slots = [own if slot in self._in_use else None for slot, own in enumerate(self._slots)]
 
-    def _stacked(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        found = [None if owner is None else Rows(owner).of(name) for owner in self._owners()]
-        return side_by_side(found, self._rank, dtype)
+    def _stacked(self, siblings: Siblings, dtype: torch.dtype) -> SideBySide | None:
+        found = [None if owner is None else Rows(owner).of(siblings) for owner in self._owners()]
+        return SideBySide.of(found, self._rank, dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,9 +141,9 @@ class StackRows:
     stack: Stack
     groups: RowGroups  # by slot
 
-    def of(self, name: str) -> Stacked | None:
-        factors = self.stack.factors(name, self.groups.num_rows)
-        return None if factors is None else Stacked(self.groups, *factors)
+    def of(self, siblings: Siblings) -> Batched | None:
+        stacked = self.stack.factors(siblings, self.groups.num_rows)
+        return None if stacked is None else Batched(siblings, self.groups, stacked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,9 +153,13 @@ class BatchRows:
     adapters: Sequence[AdapterWeights]
     groups: RowGroups
 
-    def of(self, name: str) -> Batched | None:
-        found = [Rows(adapter).of(name) for adapter in self.adapters]
-        return Batched(self.groups, found) if any(own is not None for own in found) else None
+    dtype: torch.dtype  # of the products
+
+    def of(self, siblings: Siblings) -> Batched | None:
+        found = [Rows(adapter).of(siblings) for adapter in self.adapters]
+        rank = max(adapter.config.rank for adapter in self.adapters)
+        stacked = SideBySide.of(found, rank, self.dtype)
+        return None if stacked is None else Batched(siblings, self.groups, stacked, found)
 
 
 MAX_PADDING, FREE_PADDED_ROWS = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
@@ -170,13 +177,10 @@ class Routing:
 
     parts: Parts = ()
 
-    def of(self, name: str) -> list[Part]:
-        return low_ranks(self.parts, name)
 
-
-def low_ranks(parts: Parts, name: str) -> list[Part]:
-    """What the parts of a pass add to one linear."""
-    return [low_rank for part in parts if (low_rank := part.of(name)) is not None]
+def low_ranks(parts: Parts, siblings: Siblings) -> list[Part]:
+    """What the parts of a pass add to these linears."""
+    return [low_rank for part in parts if (low_rank := part.of(siblings)) is not None]
 
 
 def rows_by_owner(
@@ -233,17 +237,20 @@ def prompt_rows(
     num_rows = sum(len(rows) for _, rows in grouped)
     is_too_large = 0 < MOST_SLOTS * num_running <= num_slots  # for those that run: it would start over for them
     if len(grouped) < MIN_BATCHED or is_too_large or num_slots * _most(grouped) > MAX_BATCH_PADDING * num_rows:
-        return batched_rows(owners, segments, device)
+        return batched_rows(owners, segments, device, stack.dtype)
     return [_in_stack(grouped, stack.slots_of(everybody), segments, device, stack)]
 
 
-def batched_rows(owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device) -> Parts:
-    """The same in batched products, where there are several adapters of about as many rows each. Differentiable."""
+def batched_rows(
+    owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device, dtype: torch.dtype
+) -> Parts:
+    """The same in batched products of this dtype, where there are several adapters of about as many rows each.
+    Differentiable."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
     if len(grouped) < MIN_BATCHED or _padding(grouped) > MAX_BATCH_PADDING:
         return rows_by_owner(owners, segments, device)
     num_rows = sum(segment.length for segment in segments)
-    return [BatchRows([w for w, _ in grouped], row_groups([rows for _, rows in grouped], num_rows, device))]
+    return [BatchRows([w for w, _ in grouped], row_groups([rows for _, rows in grouped], num_rows, device), dtype)]
 
 
 _Grouped = Sequence[tuple[AdapterWeights | None, list[int]]]

@@ -82,8 +82,8 @@ def initial_weights(config: LoraConfig, targets: list[Target], device: torch.dev
     return AdapterWeights(config, tensors)
 
 
-def factors_of(adapter: AdapterWeights, name: str) -> tuple[Tensor, Tensor, float] | None:
-    """A, B and the scale of one target; None where the adapter does not train it."""
+def factors_of(adapter: AdapterWeights, name: str) -> tuple[Tensor, Tensor] | None:
+    """A and B of one target; None where the adapter does not train it."""
     if f"{name}.A" not in adapter.tensors:
         return None
-    return adapter.tensors[f"{name}.A"], adapter.tensors[f"{name}.B"], adapter.scale
+    return adapter.tensors[f"{name}.A"], adapter.tensors[f"{name}.B"]

@@ -7,24 +7,29 @@ loaded (`proving.py`).
 Shapes: `N` packed tokens, `E` hidden size, `V` vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from stovetop.engine.kernels.arithmetic import Arithmetic, Frozen
+from stovetop.engine.kernels.arithmetic import Arithmetic, FrozenLinear
 from stovetop.engine.kernels.attention_plans import AttentionPlan, PackedAttention, PackKernel
 from stovetop.engine.kernels.packing import Pack
 from stovetop.engine.lora.linear import LoraLinear
+from stovetop.engine.lora.low_rank import Siblings
 from stovetop.engine.lora.routing import Parts, Routing, low_ranks
 from stovetop.engine.lora.weights import Target
+from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.attention import CurrentPlan
 from stovetop.engine.model.decoder_layers import DecoderLayers
+from stovetop.engine.model.flat_decoder import FlatDecoder
 from stovetop.engine.model.head import Head
 from stovetop.input_checks import ModelLimits
-from stovetop.target_names import HEAD, input_of
+from stovetop.target_names import HEAD
 from stovetop.tokenizing import Tokenizer
+
+PREPACKED_SHARE = 0.25  # of the available memory, that the weights may take a second time
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -43,8 +48,7 @@ class BaseModel:
     config: PreTrainedConfig
     trunk: PreTrainedModel
     layers: DecoderLayers
-    weight_VE: Tensor
-    bias_V: Tensor | None
+    output: FrozenLinear  # the head
     multiplier: float  # of the head's outputs
     softcap: float | None  # of the logits
     routing: Routing
@@ -53,6 +57,11 @@ class BaseModel:
     attends_plainly: bool = False  # in every layer: without windows, soft caps and sinks
     kv_bytes: tuple[int, ...] = ()  # of the keys and values of one position, by layer
     pack_kernel: PackKernel | None = None  # with which it attends within a pack, where that applies
+    flat: FlatDecoder | None = None  # in place of the trunk, for models that it computes exactly
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.output.weight_OI.dtype
 
     def packed_attention(self, packed: Pack) -> PackedAttention:
         return PackedAttention(packed, self.arithmetic, self.device, self.pack_kernel)
@@ -64,24 +73,39 @@ class BaseModel:
 
     def hidden_states_of(self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, parts: Parts) -> Tensor:
         """The same from tensors that are on the device."""
+        if self.flat is not None:
+            return self.flat.hidden_states(tokens_N, positions_N, plan, parts, self.arithmetic)
         self.routing.parts, self.current_plan.plan = parts, plan
         output = self.trunk(input_ids=tokens_N[None], position_ids=positions_N[None], use_cache=False)
         return output.last_hidden_state[0]
 
-    def frozen_weights(self) -> list[Tensor]:
-        """Those of every linear, and of the head."""
-        return [linear.weight_OI for siblings in self.frozen_linears() for linear in siblings]
+    def frozen_linears(self) -> list[FrozenLinear]:
+        """All that it computes with, and the head."""
+        if self.flat is not None:
+            return [*self.flat.linears(), self.output]
+        return [*(module.projection.linear for module in self._lora_linears()), self.output]
 
-    def frozen_linears(self) -> list[list[Frozen]]:
-        """All of them, and the head; those that read the same input together."""
-        groups: dict[tuple[object, ...], list[Frozen]] = {}
-        for module in self.trunk.modules():
-            if isinstance(module, LoraLinear):
-                key = (input_of(module.name), module.frozen.weight_OI.shape[1], module.frozen.bias_O is None)
-                groups.setdefault(key, []).append(module.frozen)
-        return [*groups.values(), [Frozen(self.weight_VE, self.bias_V)]]
+    def _lora_linears(self) -> list[LoraLinear]:
+        return [module for module in self.trunk.modules() if isinstance(module, LoraLinear)]
+
+    def on(self, arithmetic: Arithmetic) -> "BaseModel":
+        """The same model, computing with this arithmetic. Weights are prepacked where there is memory for it."""
+        weight_bytes = sum(linear.weight_OI.nbytes for linear in self.frozen_linears())
+        has_room = weight_bytes <= PREPACKED_SHARE * available_bytes(self.device)
+        prepacked = arithmetic.prepacked if has_room else _as_it_is
+        for module in self._lora_linears():
+            module.arithmetic = arithmetic
+            if self.flat is None:
+                linear = replace(module.projection.linear, layout=None)
+                module.projection = replace(module.projection, linear=prepacked(linear))
+        flat = None if self.flat is None else self.flat.changed(prepacked)
+        return replace(self, arithmetic=arithmetic, flat=flat, output=prepacked(replace(self.output, layout=None)))
 
     def head(self, parts: Parts) -> Head:
         """The head for rows that belong to `parts`."""
-        low = low_ranks(parts, HEAD)
-        return Head(self.weight_VE, self.bias_V, low, self.arithmetic, self.multiplier, self.softcap)
+        low = low_ranks(parts, Siblings((HEAD,)))
+        return Head(self.output, low, self.arithmetic, self.multiplier, self.softcap)
+
+
+def _as_it_is(linear: FrozenLinear) -> FrozenLinear:
+    return linear

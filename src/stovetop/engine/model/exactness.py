@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from stovetop.engine.kernels.arithmetic import ROW_MULTIPLE, Arithmetic, RotaryTable, WrittenOutSiLU
+from stovetop.engine.kernels.arithmetic import ROW_MULTIPLE, Arithmetic, FrozenLinear, RotaryTable, RowExactSiLU
 from stovetop.engine.kernels.block_attention import KEY_BLOCK, QUERY_MULTIPLE
 from stovetop.engine.lora.routing import Rows
 from stovetop.engine.lora.weights import initial_weights
@@ -54,7 +54,7 @@ def prepare(model: nn.Module, num_positions: int) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.SiLU) or type(child).__name__ == "SiLUActivation":
-                setattr(parent, name, WrittenOutSiLU())
+                setattr(parent, name, RowExactSiLU())
             elif child in found:
                 setattr(parent, name, RotaryTable(child, num_positions, torch.float32))
 
@@ -67,24 +67,23 @@ def obstacle_found(base: BaseModel) -> str | None:
     """Why this model does not run row-exactly here, found by trying."""
     size = base.config
     head_size = getattr(size, "head_dim", None) or size.hidden_size // size.num_attention_heads
-    return broken_fact(base.arithmetic, base.frozen_weights(), head_size) or broken_promise(base)
+    return broken_fact(base.arithmetic, base.frozen_linears(), head_size) or broken_promise(base)
 
 
 # ---- facts -----------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def broken_fact(arithmetic: Arithmetic, weights: list[Tensor], head_size: int) -> str | None:
+def broken_fact(arithmetic: Arithmetic, linears: list[FrozenLinear], head_size: int) -> str | None:
     """The first library fact that does not hold here, on one thread and on all."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {tuple(weight_OI.shape): weight_OI for weight_OI in weights}
-    for weight_OI in shapes.values():
-        rows = [count for count in ROWS if count * weight_OI.shape[0] <= HEAD_LOGITS_LIMIT]
-        x_RI = torch.randn(max(rows), weight_OI.shape[1], generator=generator, dtype=torch.float32)
-        expected_RO = torch.cat([arithmetic.linear(part, weight_OI) for part in x_RI.split(ROW_MULTIPLE)])
+    for shape, linear in {tuple(linear.weight_OI.shape): linear for linear in linears}.items():
+        rows = [count for count in ROWS if count * shape[0] <= HEAD_LOGITS_LIMIT]
+        x_RI = torch.randn(max(rows), shape[1], generator=generator, dtype=torch.float32)
+        expected_RO = torch.cat([arithmetic.linear(part, linear) for part in x_RI.split(ROW_MULTIPLE)])
         for count in _on_threads(rows):
-            if not torch.equal(arithmetic.linear(x_RI[-count:], weight_OI), expected_RO[-count:]):
-                return f"a linear of shape {tuple(weight_OI.shape)} rounds otherwise with {count} rows"
+            if not torch.equal(arithmetic.linear(x_RI[-count:], linear), expected_RO[-count:]):
+                return f"a linear of shape {shape} rounds otherwise with {count} rows"
     query = torch.randn(6, 256, head_size, generator=generator, dtype=torch.float32)
     block = torch.randn(6, KEY_BLOCK, head_size, generator=generator, dtype=torch.float32)
     expected = torch.cat([torch.bmm(part, block.transpose(1, 2)) for part in query.split(QUERY_MULTIPLE, 1)], 1)
@@ -125,7 +124,7 @@ def broken_promise(base: BaseModel) -> str | None:
     length = min(KEY_BLOCK + 6, base.limits.context_length - 4)
     first = torch.randint(0, base.limits.vocab_size, (length,), generator=generator).tolist()
     sequences = [first, [*first[: length // 2], *first[:5]], first[3:12]]
-    with _first_layers(base) as num_layers:
+    with _first_layers(base) as (base, num_layers):
         expected = [packed_logprobs(base, [sequence], parts)[0] for sequence in sequences]
         for share in (False, True):
             for ours_TV, alone_TV in zip(packed_logprobs(base, sequences, parts, share), expected, strict=True):
@@ -144,16 +143,17 @@ def broken_promise(base: BaseModel) -> str | None:
 
 
 @contextlib.contextmanager
-def _first_layers(base: BaseModel) -> Iterator[int]:
-    """Inside, the model has only as many of its first layers as it takes to see every kind of them, and two at least:
-    kernels choose by shapes, and the shapes are all there."""
+def _first_layers(base: BaseModel) -> Iterator[tuple[BaseModel, int]]:
+    """The model with only as many of its first layers as it takes to see every kind of them, and two at least, and
+    their number. Kernels choose by shapes, and the shapes are all there."""
     name, layers = base.layers
     parent, own = base.trunk.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
     types = getattr(base.config, "layer_types", None) or [""] * len(layers)
     kinds = [(kind, *(p.shape for p in layer.parameters())) for kind, layer in zip(types, layers, strict=True)]
     count = max(2, *(kinds.index(kind) + 1 for kind in kinds))
+    flat = None if base.flat is None else replace(base.flat, layers=base.flat.layers[:count])
     setattr(parent, own, layers[:count])
     try:
-        yield min(count, len(layers))
+        yield replace(base, flat=flat), min(count, len(layers))
     finally:
         setattr(parent, own, layers)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stovetop.engine.kernels.arithmetic import Arithmetic, Fast
-from stovetop.engine.lora.low_rank import ALL, LowRank, Part
+from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, FrozenLinear
+from stovetop.engine.lora.low_rank import ALL, Factors, LowRank, Part
 
 # of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
 CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
@@ -33,8 +33,7 @@ class Head:
     """The output projection, with what adapters add to it. Some models bend its outputs z:
     logits = softcap·tanh(multiplier·z / softcap)."""
 
-    weight_VE: Tensor
-    bias_V: Tensor | None = None
+    linear: FrozenLinear
     low_ranks: Sequence[Part] = ()
     arithmetic: Arithmetic = field(default_factory=Fast)
     multiplier: float = 1.0
@@ -46,7 +45,7 @@ class Head:
 
     def outputs(self, hidden_CE: Tensor) -> Tensor:
         """(C, V) of the projection alone, in the dtype of the model where no adapter adds to it."""
-        outputs_CV = self.arithmetic.linear(hidden_CE, self.weight_VE, self.bias_V)
+        outputs_CV = self.arithmetic.linear(hidden_CE, self.linear)
         if self.low_ranks:
             outputs_CV = outputs_CV.to(_precision(hidden_CE))
         for part in self.low_ranks:
@@ -63,14 +62,16 @@ class Head:
         return logits_CV
 
     @property
-    def adapter(self) -> LowRank | None:
-        """The one adapter whose factors are trained with the hidden states."""
+    def trained(self) -> tuple[Factors, float] | None:
+        """The factors of the one adapter that is trained with the hidden states, and its scale."""
         if not self.low_ranks:
             return None
         (adapter,) = self.low_ranks
         assert isinstance(adapter, LowRank), "a pass scores each adapter's rows on their own"
         assert adapter.rows == ALL, "a pass scores each adapter's rows on their own"
-        return adapter
+        (factors,) = adapter.by_sibling
+        assert factors is not None, "it trains the head"
+        return factors, adapter.scale
 
     def d_outputs(self, d_logits_CV: Tensor, logits_CV: Tensor) -> Tensor:
         """The gradient of the projection's outputs from that of the logits, which it takes over."""
@@ -117,8 +118,7 @@ def _is_alone(head: Head, hidden_NE: Tensor, rows_P: Tensor, trained_P: Tensor |
 
 
 def _of_any_pairs(head: Head, hidden_NE: Tensor, rows_P: Tensor, targets_P: Tensor, temperature: float) -> Tensor:
-    adapter = head.adapter
-    a_RE, b_VR = (None, None) if adapter is None else (adapter.a_RI, adapter.b_OR)
+    a_RE, b_VR = (None, None) if head.trained is None else head.trained[0]
     order_P = torch.argsort(rows_P, stable=True)
     sorted_P = _PairLogprobs.apply(hidden_NE, a_RE, b_VR, head, rows_P[order_P], targets_P[order_P], temperature)
     return torch.empty_like(sorted_P).index_copy(0, order_P, sorted_P)
@@ -133,7 +133,7 @@ class _OnePairARow(torch.autograd.Function):
         slopes_PE = hidden_NE.new_empty(len(rows_P), hidden_NE.shape[1])  # of the logprob, by the outputs' own factor
         columns = (rows_P, targets_P, out_P, slopes_PE)
         for rows_C, targets_C, out_C, slopes_CE in zip(
-            *(column.split(chunk_rows(head.weight_VE)) for column in columns), strict=True
+            *(column.split(chunk_rows(head.linear.weight_OI)) for column in columns), strict=True
         ):
             outputs_CV = head.outputs(hidden_NE[rows_C])
             parts = zip(
@@ -144,7 +144,7 @@ class _OnePairARow(torch.autograd.Function):
                 out.copy_(logprobs.gather(1, targets[:, None])[:, 0])
                 slopes = logprobs.exp_().neg_()
                 outputs.copy_(slopes.scatter_add_(1, targets[:, None], torch.ones_like(out)[:, None]))
-            torch.mm(outputs_CV, head.weight_VE, out=slopes_CE)
+            torch.mm(outputs_CV, head.linear.weight_OI, out=slopes_CE)
         ctx.save_for_backward(rows_P, slopes_PE)
         ctx.shape, ctx.factor = hidden_NE.shape, head.multiplier / temperature
         return out_P
@@ -200,7 +200,7 @@ class _PairLogprobs(torch.autograd.Function):
         temperature: float,
     ) -> Tensor:
         out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
-        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE):
+        for rows_C, place_P, pairs in _chunks(rows_P, head.linear.weight_OI):
             logprobs_CV = _tempered(head.logits(hidden_NE[rows_C]), temperature).log_softmax(-1)
             out_P[pairs] = logprobs_CV[place_P, targets_P[pairs]]
         ctx.save_for_backward(hidden_NE, a_RE, b_VR, rows_P, targets_P)
@@ -216,15 +216,15 @@ class _PairLogprobs(torch.autograd.Function):
         d_b_VR = torch.zeros_like(b_VR) if ctx.needs_input_grad[2] else None
         live_P = torch.isin(rows_P, rows_P[grad_P != 0])
         rows_P, targets_P, grad_P = rows_P[live_P], targets_P[live_P], grad_P[live_P]
-        for rows_C, place_P, pairs in _chunks(rows_P, head.weight_VE) if len(rows_P) else []:
+        for rows_C, place_P, pairs in _chunks(rows_P, head.linear.weight_OI) if len(rows_P) else []:
             hidden_CE, grad_p = hidden_NE[rows_C], grad_P[pairs]
             logits_CV = head.logits(hidden_CE)
             d_logits_CV = _d_logits(logits_CV, place_P, targets_P[pairs], grad_p, ctx.temperature)
             d_logits_CV = head.d_outputs(d_logits_CV, logits_CV)
             if d_hidden_NE is not None:
-                d_hidden_CE = d_logits_CV.to(head.weight_VE.dtype) @ head.weight_VE
+                d_hidden_CE = d_logits_CV.to(head.linear.weight_OI.dtype) @ head.linear.weight_OI
             if a_RE is not None:
-                scale = head.adapter.scale
+                _, scale = head.trained
                 thin_CR = (d_logits_CV @ b_VR) * scale
                 if d_hidden_NE is not None:
                     d_hidden_CE = d_hidden_CE + (thin_CR @ a_RE).to(d_hidden_CE.dtype)
@@ -252,6 +252,6 @@ def _tempered(logits_CV: Tensor, temperature: float) -> Tensor:
 @torch.no_grad()
 def top_logprobs(head: Head, hidden_NE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k most probable tokens of each row and their logprobs at temperature 1, most probable first: (N, k) each."""
-    chunks = hidden_NE.split(chunk_rows(head.weight_VE))
+    chunks = hidden_NE.split(chunk_rows(head.linear.weight_OI))
     tops = [head.logits(rows).log_softmax(-1).topk(k, dim=-1) for rows in chunks]
     return torch.cat([top.indices for top in tops]), torch.cat([top.values for top in tops])

@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, RowExact
+from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, FrozenLinear, RowExact
 from stovetop.engine.kernels.attention_plans import PackKernel
-from stovetop.engine.lora.linear import LoraLinear
 from stovetop.engine.lora.routing import Routing
 from stovetop.engine.lora.weights import Target
 from stovetop.engine.machine import SHARED
@@ -29,6 +29,7 @@ from stovetop.engine.model.decoder_layers import find_layers
 from stovetop.engine.model.proving import (
     check_full_model,
     context_length,
+    flat_form,
     probe_tokens,
     prove,
     refuse_not_finite,
@@ -221,44 +222,76 @@ def adopt(
     `deterministic` asks for the row-exact arithmetic: True refuses a model or machine on which it does not hold, None
     takes it where it holds, False leaves it.
     """
+    _refuse_at_sight(name, model)
     config = model.config.get_text_config()
-    refuse_other_mixers(name, model.config)
-    if model.get_output_embeddings() is None:
-        raise InvalidRequest(f"base model {name!r} has no output head, so it is no causal language model")
-    refuse_quantised(name, model)
-    refuse_not_finite(name, model)
     model.eval().requires_grad_(False)
     model.to(device)  # pyright: ignore[reportArgumentType]  a decorator of the library hides the signature
     _report_context(name, config)
-    wanted = deterministic is not False
-    obstacle = exactness.obstacle(model, config, torch.device(device), model.dtype) if wanted else "not asked for"
+    obstacle = "not asked for"
+    if deterministic is not False:
+        obstacle = exactness.obstacle(model, config, torch.device(device), model.dtype)
 
-    def wrap(small: PreTrainedModel, arithmetic: Arithmetic) -> BaseModel:
-        return replace(_taken_over(small, name, "", None, arithmetic), pack_kernel=pack_kernel)
+    def wrap(model: PreTrainedModel, arithmetic: Arithmetic) -> BaseModel:
+        return replace(_wrapped(model, name, fingerprint, tokenizer, arithmetic), pack_kernel=pack_kernel)
 
-    obstacle = prove(name, model, wrap, row_exact=obstacle is None) or obstacle
+    proof = prove(name, model, wrap, row_exact=obstacle is None)
+    if obstacle is None and not proof.is_exact:
+        obstacle = "the row-exact arithmetic has no form of its attention"
     probe = probe_tokens(config.vocab_size, context_length(config))
     with torch.no_grad():
         expected = [model(torch.tensor([tokens], device=device), use_cache=False).logits[0] for tokens in probe]
     model.set_attn_implementation(NAME)
     if obstacle is None:
         exactness.prepare(model, context_length(config))
-    arithmetic = Fast() if obstacle else RowExact()
-    base = replace(_taken_over(model, name, fingerprint, tokenizer, arithmetic), pack_kernel=pack_kernel)
+    base = _checked(wrap(model, Fast()), probe, expected, try_flat=proof.is_flat)
+    if obstacle is None:
+        exact, obstacle = _row_exact(base)
+        if exact is not None:
+            return exact
+    if deterministic:
+        raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")
+    if deterministic is None:
+        log.info("base model %r runs without bit-equal sampler and trainer: %s", name, obstacle)
+    return base.on(Fast())
+
+
+def _refuse_at_sight(name: str, model: PreTrainedModel) -> None:
+    refuse_other_mixers(name, model.config)
+    if model.get_output_embeddings() is None:
+        raise InvalidRequest(f"base model {name!r} has no output head, so it is no causal language model")
+    refuse_quantised(name, model)
+    refuse_not_finite(name, model)
+
+
+def _checked(base: BaseModel, probe: list[list[int]], expected: list[Tensor], *, try_flat: bool) -> BaseModel:
+    """Refused unless it computes what the library computes; with our decoder layers where they do too."""
     calls = check_full_model(base, probe, expected)
     base = replace(
         base,
         attends_plainly=all(call.how.is_plain for call in calls),
         kv_bytes=tuple(call.kv_bytes for call in calls),
     )
-    obstacle = obstacle or exactness.obstacle_found(base)
-    if obstacle and deterministic:
-        raise InvalidRequest(f"base model {name!r} cannot run deterministically: {obstacle}; pass deterministic=False")
-    if obstacle and wanted:
-        log.info("base model %r runs without bit-equal sampler and trainer: %s", name, obstacle)
-    if obstacle and isinstance(base.arithmetic, RowExact):  # found by trying
-        return _prepacked(_with_arithmetic(base, Fast()))
-    return base
+    flat = flat_form(base, calls) if try_flat else None
+    if flat is None:
+        return base
+    try:
+        check_full_model(flat, probe, expected)
+    except InvalidRequest as error:
+        log.warning("base model %r runs with the library's layers: with ours, %s", base.limits.name, error)
+        return base
+    return flat
+
+
+def _row_exact(base: BaseModel) -> tuple[BaseModel | None, str]:
+    """The model on the row-exact arithmetic, or why it does not run on that here."""
+    obstacle = ""
+    for form in [base] if base.flat is None else [base, replace(base, flat=None)]:
+        exact = form.on(RowExact())
+        found = exactness.obstacle_found(exact)
+        if found is None:
+            return exact, ""
+        obstacle = obstacle or found
+    return None, obstacle
 
 
 def _report_context(name: str, config) -> None:
@@ -271,12 +304,6 @@ def _report_context(name: str, config) -> None:
             longest,
             config.max_position_embeddings,
         )
-
-
-def _taken_over(
-    model: PreTrainedModel, name: str, fingerprint: str, tokenizer: Tokenizer | None, arithmetic: Arithmetic
-) -> BaseModel:
-    return _prepacked(_wrapped(model, name, fingerprint, tokenizer, arithmetic))
 
 
 def _wrapped(
@@ -306,27 +333,13 @@ def _wrapped(
         config=config,
         trunk=trunk,
         layers=layers,
-        weight_VE=head.weight,
-        bias_V=getattr(head, "bias", None),
+        output=FrozenLinear(head.weight, getattr(head, "bias", None)),
         multiplier=_multiplier(config),
         softcap=getattr(config, "final_logit_softcapping", None),
         routing=routing,
         current_plan=CurrentPlan().given_to(trunk),
         arithmetic=arithmetic,
     )
-
-
-def _prepacked(base: BaseModel) -> BaseModel:
-    for siblings in base.frozen_linears():
-        base.arithmetic.prepack(siblings)
-    return base
-
-
-def _with_arithmetic(base: BaseModel, arithmetic: Arithmetic) -> BaseModel:
-    for module in base.trunk.modules():
-        if isinstance(module, LoraLinear):
-            module.arithmetic = arithmetic
-    return replace(base, arithmetic=arithmetic)
 
 
 def _stop_tokens(model: PreTrainedModel, tokenizer: Tokenizer | None) -> frozenset[int]:

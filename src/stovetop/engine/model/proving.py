@@ -3,7 +3,8 @@
 eager path, each sequence alone.
 
     prove             the rules (masks, windows, rotary positions, soft caps, sinks, head): on a small copy of the
-                      config (`cutting.py`) in float32, several lengths in one pass, packed and from a cache
+                      config (`cutting.py`) in float32, several lengths in one pass, packed and from a cache; with the
+                      library's modules, and with ours in their place (`flat_decoder.py`)
     check_full_model  the weights in their places: the model itself, in its own dtype, on two short sequences
 
 A model that fails is refused by name: a silently wrong model is the worst outcome of all. Both make or run models of
@@ -14,8 +15,8 @@ Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from stovetop.engine.model.attention import NAME
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.cutting import LONGEST, NUM_SPECIAL, Uncuttable, cut_config
 from stovetop.engine.model.decoder_layers import expert_counts, has_experts
+from stovetop.engine.model.flat_decoder import flattened
 from stovetop.engine.model.ways import decoded_logprobs, packed_logprobs
 from stovetop.errors import InvalidRequest, listed
 
@@ -92,38 +94,44 @@ def _is_finite(tensor: Tensor) -> bool:
 # ---- the rules, on a small copy --------------------------------------------------------------------------------------
 
 
+class Proof(NamedTuple):
+    """What a small copy has shown."""
+
+    failure: str | None  # None: it gives what the library gives
+    is_flat: bool = False  # with our decoder layers too
+    is_exact: bool = False  # on the row-exact arithmetic
+
+
 @torch.no_grad()
-def prove(name: str, model: PreTrainedModel, wrap: Wrap, *, row_exact: bool) -> str | None:
+def prove(name: str, model: PreTrainedModel, wrap: Wrap, *, row_exact: bool) -> Proof:
     """Raises unless a small copy of `model` gives what the library gives: on the row-exact arithmetic, if that is asked
-    for, else on the fast one. Returns why not on the first, where it was asked for and only the second does."""
+    for and possible, else on the fast one."""
     try:
         config = cut_config(model)
     except Uncuttable as error:
         raise InvalidRequest(
             f"base model {name!r} cannot be checked, so it is refused: no small copy of its config works ({error})"
         ) from error
-    if row_exact and _failure(type(model), config, wrap, row_exact=True) is None:
-        return None
-    failure = _failure(type(model), config, wrap, row_exact=False)
-    if failure is not None:
-        raise InvalidRequest(f"base model {name!r}: {failure}; so this model is refused")
-    return "the row-exact arithmetic has no form of its attention" if row_exact else None
+    proof = Proof("not tried yet")
+    for is_exact in [True, False] if row_exact else [False]:
+        proof = _proof(type(model), config, wrap, is_exact)
+        if proof.failure is None:
+            return proof
+    raise InvalidRequest(f"base model {name!r}: {proof.failure}; so this model is refused")
 
 
-def _failure(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, *, row_exact: bool) -> str | None:
-    """What goes wrong with the weights of the first seed; None if nothing does with those of some seed."""
-    failures = []
+def _proof(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, is_exact: bool) -> Proof:
+    """With the weights of the first seed that it succeeds with; the failure is that of the very first."""
+    proofs = []
     for seed in SEEDS if expert_counts(config.get_text_config()) else SEEDS[:1]:
-        failures.append(_failure_with(seed, model_class, config, wrap, row_exact))
-        if failures[-1] is None:
-            return None
-    return failures[0]
+        proofs.append(_proof_with(seed, model_class, config, wrap, is_exact))
+        if proofs[-1].failure is None:
+            return proofs[-1]
+    return proofs[0]
 
 
-def _failure_with(
-    seed: int, model_class: type[PreTrainedModel], config: Any, wrap: Wrap, row_exact: bool
-) -> str | None:
-    """What goes wrong with weights of this seed."""
+def _proof_with(seed: int, model_class: type[PreTrainedModel], config: Any, wrap: Wrap, is_exact: bool) -> Proof:
+    """With weights of this seed."""
     small = _random_model(model_class, config, seed)
     text = config.get_text_config()
     sequences = _sequences(text.vocab_size - NUM_SPECIAL, min(LONGEST, context_length(text)), seed)
@@ -131,27 +139,36 @@ def _failure_with(
         small(torch.tensor([sequence]), use_cache=False).logits[0].float().log_softmax(-1) for sequence in sequences
     ]
     if not all(torch.isfinite(logprobs_TV).all() for logprobs_TV in expected):
-        return "random weights give logits that are not finite"
+        return Proof("random weights give logits that are not finite")
     small.set_attn_implementation(NAME)
     try:
-        if row_exact:
+        if is_exact:
             exactness.prepare(small, context_length(text))
-        base = wrap(small, RowExact() if row_exact else Fast())
+        base = wrap(small, RowExact() if is_exact else Fast())
         watched = _watched(base, sequences)
-        obstacle = _not_once(watched.calls, base.num_layers)
-        if obstacle is not None:
-            return obstacle
-        found = {
-            "packed": packed_logprobs(base, sequences, []),
-            "packed with a shared prefix": [logits_TV.log_softmax(-1) for logits_TV in watched.logits],
-            "decoded from a cache": decoded_logprobs(base, base.num_layers, sequences, [], False),
-        }
+        failure = _not_once(watched.calls, base.num_layers) or _difference(base, watched, sequences, expected)
+        if failure is not None:
+            return Proof(failure)
+        flat = flat_form(base, watched.calls)
+        is_flat = flat is not None and _difference(flat, _watched(flat, sequences), sequences, expected) is None
     except (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError) as error:
-        return f"it does not run with packed attention ({type(error).__name__}: {error})"
-    return _difference(found, expected, [call.how for call in watched.calls], text)
+        return Proof(f"it does not run with packed attention ({type(error).__name__}: {error})")
+    return Proof(None, is_flat, is_exact)
 
 
-def _difference(found: dict[str, list[Tensor]], expected: list[Tensor], hows: list[How], config: Any) -> str | None:
+def flat_form(base: BaseModel, calls: "Sequence[Call]") -> BaseModel | None:
+    """The model with our decoder layers in place of the library's; None where it is built of other parts."""
+    flat = flattened(base.trunk, [call.how for call in sorted(calls, key=lambda call: call.layer)])
+    return None if flat is None else replace(base, flat=flat)
+
+
+def _difference(base: BaseModel, watched: "_Watched", sequences: list[list[int]], expected: list[Tensor]) -> str | None:
+    """Where this way of computing logprobs is not that of the library."""
+    found = {
+        "packed": packed_logprobs(base, sequences, []),
+        "packed with a shared prefix": [logits_TV.log_softmax(-1) for logits_TV in watched.logits],
+        "decoded from a cache": decoded_logprobs(base, base.num_layers, sequences, [], False),
+    }
     allowed = TOLERANCE[torch.float32] * max(logprobs_TV.std().item() for logprobs_TV in expected)
     for way, results in found.items():
         errors = [
@@ -162,14 +179,14 @@ def _difference(found: dict[str, list[Tensor]], expected: list[Tensor], hows: li
             lengths = ", ".join(str(len(logprobs_TV)) for logprobs_TV in expected)
             return (
                 f"on a small copy of its config, logprobs of sequences of {lengths} tokens, {way}, differ from the "
-                f"library's by {max(errors):.3g} (allowed {allowed:.3g}): {_suspicion(hows, config)}"
+                f"library's by {max(errors):.3g} (allowed {allowed:.3g}): {_suspicion(watched.calls, base.config)}"
             )
     return None
 
 
-def _suspicion(hows: list[How], config: Any) -> str:
+def _suspicion(calls: "Sequence[Call]", config: Any) -> str:
     windows = [key for key, value in vars(config).items() if "window" in key and isinstance(value, int) and value > 1]
-    if windows and not any(how.window for how in hows):
+    if windows and not any(call.how.window for call in calls):
         return (
             f"its attention layers do not pass on {listed(windows)}, which the library puts into a mask that we do not "
             "use; choose a version of the model without a window"

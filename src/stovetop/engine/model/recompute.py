@@ -7,10 +7,10 @@ else changes: the same arithmetic runs again on the same numbers.
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stovetop.engine.machine import available_bytes
@@ -19,10 +19,13 @@ from stovetop.engine.model.base_model import BaseModel
 SHARE_OF_AVAILABLE = 0.5  # that activations may take before they are recomputed
 
 
-def recompute_layers(layers: nn.ModuleList) -> None:
-    """From now on every decoder layer keeps its input only."""
-    for layer in layers:
+def recomputing(model: BaseModel) -> BaseModel:
+    """The model, of whose decoder layers a training pass keeps only the input from now on."""
+    if model.flat is not None:
+        return replace(model, flat=replace(model.flat, recomputes=True))
+    for layer in model.layers.layers:
         layer.forward = functools.partial(_recomputed, layer.forward)
+    return model
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +40,7 @@ def is_needed(model: BaseModel, num_tokens: int) -> bool:
     Per layer and token: the inputs of two norms, of four attention projections and of three of the feed-forward part,
     and what lies between them.
     """
-    config, element_bytes = model.config, model.weight_VE.element_size()
+    config, element_bytes = model.config, model.dtype.itemsize
     width = 12 * config.hidden_size + 5 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     num_bytes = num_tokens * config.num_hidden_layers * width * element_bytes
     return num_bytes > SHARE_OF_AVAILABLE * available_bytes(model.device)

@@ -41,7 +41,7 @@ class Culprits:
             self._diverged.add(weights)
             return InvalidRequest(f"{TOLD} this adapter, which has diverged; go back to an earlier state")
         alone = "" if weights is None else ", also without this adapter"
-        larger = "" if self._model.weight_VE.dtype == torch.float32 else ", or open it with dtype='float32'"
+        larger = "" if self._model.dtype == torch.float32 else ", or open it with dtype='float32'"
         return InvalidRequest(f"{TOLD} the base model {self._model.limits.name!r}{alone}; fetch it again{larger}")
 
     @torch.inference_mode()

@@ -41,7 +41,7 @@ class Sampler:
         """`record_decoding` gives what passes are recorded with, where launching them is slow."""
         self._model = model
         self._budget = budget
-        stack = Stack(model.weight_VE.dtype)
+        stack = Stack(model.dtype)
         self._batch = Batch(model, stack, None if record_decoding is None else record_decoding(model))
         self._prompts = Prompts(model, stack)
         self._admission = Admission(self._batch, self._prompts, budget.num_positions)

@@ -200,7 +200,7 @@ class Trainer:
         packs = [pack([datum.model_input.to_ints() for datum in share.data]) for share in shares]
         starts = list(accumulate((packed.num_tokens for packed in packs), initial=0))
         segments = [Segment(start, end - start) for start, end in pairwise(starts)]
-        parts = batched_rows(weights, segments, self._model.device)
+        parts = batched_rows(weights, segments, self._model.device, self._model.dtype)
         padding = -starts[-1] % self._model.arithmetic.row_multiple
         packed = joined([*packs, pack([[0] * padding])] if padding else packs)
         plan = self._model.packed_attention(packed)
