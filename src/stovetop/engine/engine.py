@@ -14,12 +14,10 @@ the engine is not to be used any more.
 import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import gettempdir
-from typing import NamedTuple
 
 from stovetop.durable import LOCAL_DISK, Disk
 from stovetop.engine import ops
@@ -73,10 +71,7 @@ class Engine:
         self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()), self.counts)
         self.adapters = Adapters(model, self._trainer, self._residency, disk)
         self._numbers = itertools.count(1)
-        self._cuts: dict[int, list[Cut]] = {}  # of ops in passes, by number of the ticket
-        self._unfit: dict[int, BaseException] = {}  # why an op's data cannot be cut into passes; told in its turn
-        self._tasks: dict[int, Task] = {}  # of those that have
-        self._newcomers: deque[_Newcomer] = deque()  # samples to begin with
+        self._work: dict[ops.Ticket, _Work] = {}  # of ordered ops
         self._for_weights: dict[ops.WeightsId, list[ops.Ticket]] = {}  # what waits for weights in the making
         self._answers: list[ops.Finished] = []  # to be returned by the next step
         self.description = ops.Description(
@@ -105,38 +100,30 @@ class Engine:
                 else:
                     in_making.append(ticket)
             case _:
-                cuts = self._cut(ticket.number, op)
-                self._scheduler.add(ticket, [cut.num_tokens for cut in cuts])
-                self._cuts[ticket.number] = cuts
+                work = self._cut(op)
+                self._scheduler.add(ticket, [cut.num_tokens for cut in work.cuts])
+                self._work[ticket] = work
                 if isinstance(op, ops.Freeze | ops.LoadWeights):
                     self._for_weights.setdefault(op.weights, [])
         return ticket
 
-    def _cut(self, number: int, op: ops.OrderedOp) -> list[Cut]:
+    def _cut(self, op: ops.OrderedOp) -> "_Work":
         with Contained() as outcome:
-            return self.adapters.cuts(op)
-        assert outcome.error is not None, "it returns otherwise"
-        self._unfit[number] = outcome.error  # of this op, which fails when those before it are done
-        return []
+            return _Work(self.adapters.cuts(op))
+        return _Work([], outcome.error)
 
     def cancel(self, ticket: ops.Ticket) -> None:
         for waiting in self._for_weights.values():
             if ticket in waiting:
                 waiting.remove(ticket)
                 return self._answer(ticket, Cancelled())
-        newcomer = next((each for each in self._newcomers if each.ticket is ticket), None)
-        if newcomer is not None:
-            self._newcomers.remove(newcomer)
-        elif not self._scheduler.cancel(ticket) and not self._sampler.cancel(ticket):
-            return None
-        return self._answer(ticket, Cancelled())
+        if self._scheduler.cancel(ticket) or self._sampler.cancel(ticket):
+            self._answer(ticket, Cancelled())
+        return None
 
     def step(self) -> list[ops.Finished]:
         turn = self._scheduler.next_turn()
         self._run(turn)
-        for newcomer in self._newcomers:
-            self._begin_sample(newcomer)
-        self._newcomers.clear()
         if not self._sampler.idle:
             began_s = time.perf_counter()
             self._answers += self._sampler.step()
@@ -148,18 +135,17 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle and self._sampler.idle and not self._newcomers and not self._answers
+        return self._scheduler.idle and self._sampler.idle and not self._answers
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def _run(self, turn: list[ops.Ticket]) -> None:
         """Ops of one kind, each of another adapter. What is raised is the failure of the ticket that it was done
         for."""
-        running = [ticket for ticket in turn if self._begin(ticket)]
-        tasks = [self._tasks[ticket.number] for ticket in running]
+        tasks = {ticket: task for ticket in turn if (task := self._begin(ticket)) is not None}
         if tasks:
-            self._run_pass(tasks)
-        for ticket, task in zip(running, tasks, strict=True):
+            self._run_pass(list(tasks.values()))
+        for ticket, task in tasks.items():
             if task.is_done:
                 self._end_task(ticket, task)
 
@@ -174,24 +160,23 @@ class Engine:
             for task in tasks:
                 task.fail(outcome.error)
 
-    def _begin(self, ticket: ops.Ticket) -> bool:
-        """Whether a pass is to be done for it. An op that needs none is done here."""
-        op = ticket.op
+    def _begin(self, ticket: ops.Ticket) -> Task | None:
+        """What a pass is to be done for. An op that needs none is done here."""
+        op, work = ticket.op, self._work[ticket]
         assert isinstance(op, ops.OrderedOp), "the scheduler has no others"
         result: ops.Result = None
         with Contained() as outcome:
-            if ticket.number in self._unfit:
-                raise self._unfit[ticket.number]
+            if work.error is not None:
+                raise work.error
             self.adapters.use(op)
             if isinstance(op, ops.PassesOp):
-                if ticket.number not in self._tasks:
-                    self._tasks[ticket.number] = self.adapters.task(op, self._cuts[ticket.number])
-                return True
+                work.task = work.task or self.adapters.task(op, work.cuts)
+                return work.task
             result = self.adapters.do(op)
         self._answer(ticket, outcome.error, result)
         if outcome.error is None:
             self._count_new(op)
-        return False
+        return None
 
     def _count_new(self, op: ops.OrderedOp) -> None:
         """What an op has made counts from now on. The op is done, even where that fails."""
@@ -215,9 +200,7 @@ class Engine:
         """The end of a ticket."""
         op = ticket.op
         self._answers.append(ops.Finished(ticket, result, error))
-        self._cuts.pop(ticket.number, None)
-        self._unfit.pop(ticket.number, None)
-        self._tasks.pop(ticket.number, None)
+        self._work.pop(ticket, None)
         if error is not None:
             self._scheduler.end(ticket)
             self.adapters.failed(op, error)
@@ -243,12 +226,14 @@ class Engine:
             )
             failure.__cause__ = error
             return self._answer(ticket, failure)
-        if isinstance(op, ops.SaveWeights):
-            return self._save_weights(ticket, op)
-        if isinstance(op, ops.DropWeights):
-            del frozen[op.weights]
-            return self._answer(ticket, None)
-        self._newcomers.append(_Newcomer(ticket, None if op.weights is None else frozen[op.weights]))
+        match op:
+            case ops.SaveWeights():
+                self._save_weights(ticket, op)
+            case ops.DropWeights():
+                del frozen[op.weights]
+                self._answer(ticket, None)
+            case ops.Sample() | ops.ComputeLogprobs():
+                self._sample(ticket, None if op.weights is None else frozen[op.weights])
         return None
 
     def _save_weights(self, ticket: ops.Ticket, op: ops.SaveWeights) -> None:
@@ -257,18 +242,20 @@ class Engine:
             snapshot = self.adapters.snapshot_of_weights(op)
         self._answer(ticket, outcome.error, snapshot)
 
-    def _begin_sample(self, newcomer: "_Newcomer") -> None:
+    def _sample(self, ticket: ops.Ticket, weights: AdapterWeights | None) -> None:
         with Contained() as outcome:
-            if newcomer.weights is not None:
-                self._residency.use([newcomer.weights])
-            self._sampler.add(newcomer.ticket, newcomer.weights)
+            if weights is not None:
+                self._residency.use([weights])
+            self._sampler.add(ticket, weights)
         if outcome.error is not None:
-            self._sampler.cancel(newcomer.ticket)  # it may have it already
-            self._answer(newcomer.ticket, outcome.error)
+            self._sampler.cancel(ticket)  # it may have it already
+            self._answer(ticket, outcome.error)
 
 
-class _Newcomer(NamedTuple):
-    """A request for samples, and the weights that it names."""
+@dataclass(slots=True, eq=False)
+class _Work:
+    """The passes that an op needs, if any."""
 
-    ticket: ops.Ticket
-    weights: AdapterWeights | None
+    cuts: Sequence[Cut]
+    error: BaseException | None = None  # why its data cannot be cut; told in its turn, after those before it
+    task: Task | None = None  # once it has begun

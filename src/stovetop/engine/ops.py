@@ -37,98 +37,94 @@ Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CreateAdapter:
+class _Queued:
+    queue: str | None = field(default=None, kw_only=True)  # None: that of its adapter, or of its weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CreateAdapter(_Queued):
     """Makes `adapter`. Refused where the base model lacks what it is to train, or the machine the memory."""
 
     adapter: AdapterId
     config: LoraConfig
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadAdapter:
+class LoadAdapter(_Queued):
     """Makes `adapter`, with the rank and targets that the folder says."""
 
     adapter: AdapterId
     path: Path
     with_optimizer: bool
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Forward:
+class Forward(_Queued):
     """-> ForwardBackwardOutput; leaves no gradient."""
 
     adapter: AdapterId
     data: Sequence[Datum]
     loss: Loss
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ForwardBackward:
+class ForwardBackward(_Queued):
     """-> ForwardBackwardOutput; adds to the adapter's gradients."""
 
     adapter: AdapterId
     data: Sequence[Datum]
     loss: Loss
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Score:
+class Score(_Queued):
     """-> ForwardBackwardOutput with the logprobs that a custom loss is computed from. Ops of the adapter that come
     after it wait until a `LossAnswer` has told what became of the loss."""
 
     adapter: AdapterId
     data: Sequence[Datum]
     scored: ScoreId
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BackwardFrom:
+class BackwardFrom(_Queued):
     """Adds to the adapter's gradients those of a loss whose `gradients` with respect to the logprobs of `scored` are
     these, by datum. It runs before what waits behind the `Score`."""
 
     adapter: AdapterId
     scored: ScoreId
     gradients: Sequence[TensorData]
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spoil:
+class Spoil(_Queued):
     """A forward_backward was refused: the next optim_step fails with the `reason`, for part of what was to be learned
     is missing. With `scored`, it was a custom loss, and this runs before what waits behind the `Score`."""
 
     adapter: AdapterId
     reason: str
     scored: ScoreId | None = None
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TakeBack:
+class TakeBack(_Queued):
     """A custom loss was cancelled while it ran: as if there had been no `Score`. It runs before what waits behind
     that."""
 
     adapter: AdapterId
     scored: ScoreId
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OptimStep:
+class OptimStep(_Queued):
     """-> OptimStepResponse; consumes the gradients."""
 
     adapter: AdapterId
     params: AdamParams
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SaveAdapter:
+class SaveAdapter(_Queued):
     """-> Snapshot of a folder at `path`."""
 
     adapter: AdapterId
@@ -136,55 +132,49 @@ class SaveAdapter:
     meta: Mapping[str, Json]  # goes into the manifest
     with_optimizer: bool
     overwrite: bool
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RestoreAdapter:
+class RestoreAdapter(_Queued):
     """The adapter takes over what is at `path`, its gradients are dropped."""
 
     adapter: AdapterId
     path: Path
     with_optimizer: bool
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drop:
+class Drop(_Queued):
     """Forgets the adapter."""
 
     adapter: AdapterId
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Freeze:
+class Freeze(_Queued):
     """Makes `weights`: those of the adapter at this point of its program."""
 
     adapter: AdapterId
     weights: WeightsId
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadWeights:
+class LoadWeights(_Queued):
     """Makes `weights`, from a folder."""
 
     weights: WeightsId
     path: Path
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DropWeights:
+class DropWeights(_Queued):
     """Forgets the weights. What was submitted before still samples from them."""
 
     weights: WeightsId
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class Sample(_Queued):
     """-> SampleResponse. `weights` None: the base model as it is. They may be still in the making."""
 
     weights: WeightsId | None
@@ -195,26 +185,23 @@ class Sample:
     topk_prompt_logprobs: int
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: TensorData | None = None  # token ids, -1 for none: (tokens of the prompt - 1, K)
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ComputeLogprobs:
+class ComputeLogprobs(_Queued):
     """-> list[float | None], one a token of the prompt."""
 
     weights: WeightsId | None
     prompt: ModelInput
-    queue: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SaveWeights:
+class SaveWeights(_Queued):
     """-> Snapshot of a folder at `path`, which must not be there. `weights` may be still in the making."""
 
     weights: WeightsId
     path: Path
     meta: Mapping[str, Json]  # goes into the manifest
-    queue: str | None = field(default=None, kw_only=True)
 
 
 PassesOp = Forward | ForwardBackward | Score | BackwardFrom  # done in passes over the model, one a step

@@ -8,12 +8,10 @@ likes. No adapter is refused for coming late, and what is brought back has the s
 
 import logging
 import sys
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -26,11 +24,6 @@ log = logging.getLogger(__name__)
 Holder = AdapterWeights | Moments  # values that hold the tensors; where these lie may change, what they are may not
 
 
-class _Entry(NamedTuple):
-    holder: "weakref.ref[Holder]"
-    num_bytes: int
-
-
 class Residency:
     def __init__(self, device: torch.device, limit_bytes: int, folder: Path, counts: Counts | None = None) -> None:
         """`folder` takes the files of idle adapters; they have no name there, and end with the process."""
@@ -38,44 +31,38 @@ class Residency:
         self._counts = counts or Counts()
         self._limit_bytes = limit_bytes
         self._folder = folder
-        self._resident: OrderedDict[int, _Entry] = OrderedDict()  # by id, the last used at the end
-        self._idle: dict[int, _Entry] = {}
+        self._resident: WeakKeyDictionary[Holder, int] = WeakKeyDictionary()  # their bytes; the last used at the end
+        self._idle: WeakSet[Holder] = WeakSet()
 
     @property
     def num_idle(self) -> int:
         """Values that were moved away and not used since."""
-        return sum(entry.holder() is not None for entry in self._idle.values())
+        return len(self._idle)
 
     def use(self, holders: Iterable[Holder]) -> None:
         """Each is in the memory of the device from now on, until others push it out."""
         for holder in holders:
-            entry = self._idle.get(id(holder))
-            if entry is not None and entry.holder() is holder:
+            if holder in self._idle:
                 _replace(holder, self._brought_back)
                 self._counts.num_adapters_moved += 1
-            self._idle.pop(id(holder), None)
-            known = self._resident.get(id(holder))
-            if known is None or known.holder() is not holder:
-                self._resident[id(holder)] = _Entry(weakref.ref(holder), _num_bytes(holder))
-            self._resident.move_to_end(id(holder))
+                self._idle.remove(holder)
+            num_bytes = self._resident.pop(holder, None)
+            self._resident[holder] = _num_bytes(holder) if num_bytes is None else num_bytes
 
     def tidy(self, in_use: Iterable[Holder]) -> None:
-        """Moves idle values away until the others keep to the limit. Those in use stay, however many they are."""
-        self._resident = OrderedDict((key, e) for key, e in self._resident.items() if e.holder() is not None)
-        self._idle = {key: e for key, e in self._idle.items() if e.holder() is not None}
-        over = sum(entry.num_bytes for entry in self._resident.values()) - self._limit_bytes
+        """Offloads idle values until the others keep to the limit. Those in use stay, however many they are."""
+        over = sum(self._resident.values()) - self._limit_bytes
         if over <= 0:
             return
-        kept = set(map(id, in_use))
-        for key, entry in list(self._resident.items()):
-            holder = entry.holder()
+        stay = set(in_use)
+        for holder, num_bytes in list(self._resident.items()):
             if over <= 0:
                 return
-            if holder is not None and key not in kept and entry.num_bytes > 0:
-                self._offload(key, holder)
-                over -= entry.num_bytes
+            if holder not in stay and num_bytes > 0:
+                self._offload(holder)
+                over -= num_bytes
 
-    def _offload(self, key: int, holder: Holder) -> None:
+    def _offload(self, holder: Holder) -> None:
         with Contained() as outcome:
             _replace(holder, self._mapped if self._device.type == "cpu" else _on_host)
         error = outcome.error
@@ -83,7 +70,8 @@ class Residency:
             log.warning("idle adapters stay in memory from now on, for there is no room in %s: %r", self._folder, error)
             self._limit_bytes = sys.maxsize
             return
-        self._idle[key] = self._resident.pop(key)
+        del self._resident[holder]
+        self._idle.add(holder)
         self._counts.num_adapters_moved += 1
 
     def _mapped(self, tensors: Tensors) -> Tensors:
