@@ -120,7 +120,7 @@ def test_a_forward_backward_that_fails_before_or_after_its_pass_spoils_the_next_
     """Else the step would use what the others have gathered."""
     engine = Engine(tiny.base_model())
     adapter = tiny.create(engine, LoraConfig(rank=1, seed=0))
-    for owner, name in ((engine.adapters, "cuts"), (engine._residency, "use"), (engine.adapters, "task")):  # pyright: ignore[reportPrivateUsage]
+    for owner, name in ((engine.adapters, "micro_batches"), (engine._residency, "use"), (engine.adapters, "task")):  # pyright: ignore[reportPrivateUsage]
         tiny.run(engine, backward(adapter, 1))
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, exits)

@@ -15,7 +15,7 @@ from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.residency import Residency
 from stovetop.engine.training.adapter import Adapter
-from stovetop.engine.training.trainer import Cut, Given, Graph, Task, Trainer
+from stovetop.engine.training.trainer import GivenGradients, Graph, MicroBatch, Task, Trainer
 from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.input_checks import check_lora
 from stovetop.types import Datum
@@ -26,7 +26,7 @@ class _Scored:
     """What a custom loss is computed from, until it is known what became of the loss."""
 
     data: Sequence[Datum]
-    cuts: list[Cut]
+    micro_batches: list[MicroBatch]
     graph: Graph | None = None
 
 
@@ -40,44 +40,44 @@ class Adapters:
         self.frozen: dict[ops.WeightsId, AdapterWeights] = {}
         self._scored: dict[ops.ScoreId, _Scored] = {}
 
-    def cuts(self, op: ops.OrderedOp) -> list[Cut]:
+    def micro_batches(self, op: ops.OrderedOp) -> list[MicroBatch]:
         """The passes over the model that an op needs: none for most."""
         match op:
             case ops.Forward() | ops.ForwardBackward():
-                return self._trainer.cuts(op.data)
+                return self._trainer.micro_batches(op.data)
             case ops.Score():
-                self._scored[op.scored] = scored = _Scored(op.data, self._trainer.cuts(op.data))
-                return scored.cuts
+                self._scored[op.scored] = scored = _Scored(op.data, self._trainer.micro_batches(op.data))
+                return scored.micro_batches
             case ops.BackwardFrom() if op.scored in self._scored:
-                return self._scored[op.scored].cuts
+                return self._scored[op.scored].micro_batches
             case _:
                 return []
 
-    def task(self, op: ops.PassesOp, cuts: Sequence[Cut]) -> Task:
+    def task(self, op: ops.PassesOp, micro_batches: Sequence[MicroBatch]) -> Task:
         """The beginning of an op that needs passes."""
         adapter = self._adapter(op.adapter)
         match op:
             case ops.Forward():
-                return Task(adapter, op.data, op.loss, deque(cuts))
+                return Task(adapter, op.data, op.loss, deque(micro_batches))
             case ops.ForwardBackward():
-                return Task(adapter, op.data, op.loss, deque(cuts), backward=True)
+                return Task(adapter, op.data, op.loss, deque(micro_batches), backward=True)
             case ops.Score():
-                return Task(adapter, op.data, None, deque(cuts), keeps_graph=self._may_keep(cuts))
+                return Task(adapter, op.data, None, deque(micro_batches), keeps_graph=self._may_keep(micro_batches))
             case ops.BackwardFrom():
                 scored = self._scored.get(op.scored)
                 if scored is None:
                     raise InvalidRequest(
                         f"there are no logprobs of this name: they could not be computed, or were used: {op.scored!r}"
                     )
-                given = Given([tensor.to_torch().to(self._model.device) for tensor in op.gradients])
-                return Task(adapter, scored.data, given, deque(cuts), backward=True, graph=scored.graph)
+                given = GivenGradients([tensor.to_torch().to(self._model.device) for tensor in op.gradients])
+                return Task(adapter, scored.data, given, deque(micro_batches), backward=True, graph=scored.graph)
             case _:
                 assert_never(op)
 
-    def _may_keep(self, cuts: Sequence[Cut]) -> bool:
+    def _may_keep(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """Whether the graph of a pass may wait for a loss: one at a time, so that memory is bounded by two passes. The
         others are computed again, which gives the same."""
-        return len(cuts) == 1 and all(scored.graph is None for scored in self._scored.values())
+        return len(micro_batches) == 1 and all(scored.graph is None for scored in self._scored.values())
 
     def scored(self, op: ops.Score, task: Task) -> None:
         """The logprobs of a custom loss are there."""

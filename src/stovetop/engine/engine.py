@@ -32,7 +32,7 @@ from stovetop.engine.residency import Residency
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.sampler import RecordDecoding, Sampler
 from stovetop.engine.scheduler import Scheduler
-from stovetop.engine.training.trainer import Cut, Task, Trainer
+from stovetop.engine.training.trainer import MicroBatch, Task, Trainer
 from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.tokenizing import Tokenizer
 
@@ -101,7 +101,7 @@ class Engine:
                     in_making.append(ticket)
             case _:
                 work = self._cut(op)
-                self._scheduler.add(ticket, [cut.num_tokens for cut in work.cuts])
+                self._scheduler.add(ticket, [each.num_tokens for each in work.micro_batches])
                 self._work[ticket] = work
                 if isinstance(op, ops.Freeze | ops.LoadWeights):
                     self._for_weights.setdefault(op.weights, [])
@@ -109,7 +109,7 @@ class Engine:
 
     def _cut(self, op: ops.OrderedOp) -> "_Work":
         with Contained() as outcome:
-            return _Work(self.adapters.cuts(op))
+            return _Work(self.adapters.micro_batches(op))
         return _Work([], outcome.error)
 
     def cancel(self, ticket: ops.Ticket) -> None:
@@ -150,7 +150,7 @@ class Engine:
                 self._end_task(ticket, task)
 
     def _run_pass(self, tasks: list[Task]) -> None:
-        began_s, num_tokens = time.perf_counter(), sum(task.cuts[0].num_tokens for task in tasks)
+        began_s, num_tokens = time.perf_counter(), sum(task.micro_batches[0].num_tokens for task in tasks)
         with Contained() as outcome:
             self._trainer.run_pass(tasks, self.adapters.forget_graphs)
         self.counts.training_s += time.perf_counter() - began_s
@@ -158,7 +158,7 @@ class Engine:
         self.counts.num_trained_tokens += num_tokens
         if outcome.error is not None:  # a fault of ours, which leaves in doubt how far each of them is
             for task in tasks:
-                task.fail(outcome.error)
+                task.error = outcome.error
 
     def _begin(self, ticket: ops.Ticket) -> Task | None:
         """What a pass is to be done for. An op that needs none is done here."""
@@ -170,7 +170,7 @@ class Engine:
                 raise work.error
             self.adapters.use(op)
             if isinstance(op, ops.PassesOp):
-                work.task = work.task or self.adapters.task(op, work.cuts)
+                work.task = work.task or self.adapters.task(op, work.micro_batches)
                 return work.task
             result = self.adapters.do(op)
         self._answer(ticket, outcome.error, result)
@@ -256,6 +256,6 @@ class Engine:
 class _Work:
     """The passes that an op needs, if any."""
 
-    cuts: Sequence[Cut]
+    micro_batches: Sequence[MicroBatch]
     error: BaseException | None = None  # why its data cannot be cut; told in its turn, after those before it
     task: Task | None = None  # once it has begun

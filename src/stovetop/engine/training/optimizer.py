@@ -13,7 +13,7 @@ is the library's; here is what it lacks: values, clipping, the refusal of what i
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,12 +45,10 @@ def adamw(
     they are kept; a step that fails while it changes them raises MomentsLost."""
     names = sorted(weights)  # norms are sums, whose last bit depends on the order, and a loaded adapter has another one
     grad_norm = global_norm([gradients[name] for name in names])
-    if not math.isfinite(grad_norm):
-        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
-    clip = params.grad_clip_norm / grad_norm if 0 < params.grad_clip_norm < grad_norm else 1.0
-    clipped = [gradients[name] if clip == 1.0 else gradients[name] * clip for name in names]
-    if grad_norm * clip >= LARGEST_SQUARED and max(tensor.abs().max().item() for tensor in clipped) >= LARGEST_SQUARED:
-        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+    skipped = Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+    clipped = _clipped([gradients[name] for name in names], grad_norm, params.grad_clip_norm)
+    if clipped is None:
+        return skipped
     new = [weights[name].clone() for name in names]
     copied = keep_moments or _may_overflow(params, moments)
     mean, square = (
@@ -59,31 +57,41 @@ def adamw(
     )
     spare, steps = _spare(weights), _steps(moments.step, new)  # from here on nothing large is allocated
     try:
-        library_adamw(
-            new,
-            clipped,
-            mean,
-            square,
-            max_exp_avg_sqs=[],
-            state_steps=steps,
-            fused=True,  # one pass over memory instead of a dozen
-            amsgrad=False,
-            maximize=False,
-            lr=params.learning_rate,
-            beta1=params.beta1,
-            beta2=params.beta2,
-            eps=params.eps,
-            weight_decay=params.weight_decay,
-        )
+        library_adamw(new, clipped, mean, square, max_exp_avg_sqs=[], state_steps=steps, **_settings(params))
         update_norm = _norm_of_changes([weights[name] for name in names], new, spare)
     except BaseException as error:
         if copied:
             raise
         raise MomentsLost from error
     if not math.isfinite(update_norm):
-        return Stepped(weights, moments, grad_norm, 0.0, skipped=True)
+        return skipped
     named = (dict(zip(names, tensors, strict=True)) for tensors in (new, mean, square))
     return Stepped(next(named), Moments(moments.step + 1, *named), grad_norm, update_norm, skipped=False)
+
+
+def _clipped(gradients: list[Tensor], norm: float, clip_norm: float) -> list[Tensor] | None:
+    """To a norm of at most `clip_norm`, where that is not 0. None where one is not finite, or its square would not
+    be."""
+    if not math.isfinite(norm):
+        return None
+    clip = clip_norm / norm if 0 < clip_norm < norm else 1.0
+    clipped = gradients if clip == 1.0 else [gradient * clip for gradient in gradients]
+    if norm * clip >= LARGEST_SQUARED and max(tensor.abs().max().item() for tensor in clipped) >= LARGEST_SQUARED:
+        return None
+    return clipped
+
+
+def _settings(params: AdamParams) -> dict[str, Any]:
+    return {
+        "lr": params.learning_rate,
+        "beta1": params.beta1,
+        "beta2": params.beta2,
+        "eps": params.eps,
+        "weight_decay": params.weight_decay,
+        "amsgrad": False,
+        "maximize": False,
+        "fused": True,  # one pass over memory instead of a dozen
+    }
 
 
 def _may_overflow(params: AdamParams, moments: Moments) -> bool:

@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from traceback import clear_frames
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from stovetop.engine.containment import Contained
 from stovetop.engine.kernels.packing import MIN_SHARED_TOKENS, Pack, Segment, common_length, joined, micro_batches, pack
 from stovetop.engine.lora.routing import Rows, batched_rows
 from stovetop.engine.lora.weights import AdapterWeights, Tensors, factors_of
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given:
-    """A loss of which only the gradient is known, so Σ gradient·logprob will do. `gradients` are by datum, each shaped
-    as its logprobs."""
+class GivenGradients:
+    """A loss of which only the gradient is known, so Σ gradient·logprob will do. They are by datum, each shaped as its
+    logprobs."""
 
     gradients: Sequence[Tensor]
 
 
-class Cut(NamedTuple):
+class MicroBatch(NamedTuple):
     """Data of one pass, by index, and how many tokens it has: those counted once that data begin with alike."""
 
     indices: Sequence[int]
@@ -57,11 +57,6 @@ class Graph:
     logprobs: list[Tensor]
     leaves: Tensors
 
-    def gradients(self, loss: Given) -> Tensors:
-        sums = [(own * given).sum() for own, given in zip(self.logprobs, loss.gradients, strict=True)]
-        (gradients,) = _gradients(torch.stack(sums).sum(), [self.leaves])
-        return gradients
-
 
 @dataclass(slots=True, eq=False)
 class Task:
@@ -69,41 +64,35 @@ class Task:
 
     adapter: Adapter
     data: Sequence[Datum]
-    loss: Loss | Given | None  # None where only logprobs are asked for
-    cuts: deque[Cut]  # of the passes that are left
+    loss: Loss | GivenGradients | None  # None where only logprobs are asked for
+    micro_batches: deque[MicroBatch]  # of the passes that are left
     backward: bool = False
     keeps_graph: bool = False  # of its one pass, if there is memory for it
     graph: Graph | None = None  # that was kept, or from which to go back
     total: float = 0.0
     logprobs: list[Tensor] = field(default_factory=list)
-    error: BaseException | None = None
+    error: BaseException | None = None  # after which there are no more passes
 
     @property
     def is_done(self) -> bool:
-        return self.error is not None or not self.cuts
-
-    def fail(self, error: BaseException) -> None:
-        """There are no more passes."""
-        self.error = error
+        return self.error is not None or not self.micro_batches
 
     def take(self, computed: "_Computed") -> None:
         """What a pass gave. Where that fails the task fails: the pass cannot be done again."""
-        try:
+        with Contained() as outcome:
             if self.backward:
                 self.adapter.gradients = _sum(self.adapter.gradients, computed.gradients)
             self.total += computed.loss
             self.logprobs += computed.logprobs
             self.graph = computed.graph
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self.fail(error)
+        self.error = outcome.error
 
     def output(self) -> ForwardBackwardOutput:
         """Of a task that is done. Raises what it failed with."""
         if self.error is not None:
             raise self.error
-        return _output(self.logprobs, {} if self.loss is None else {"loss:sum": self.total})
+        outputs = [{"logprobs": TensorData.from_torch(tensor)} for tensor in self.logprobs]
+        return ForwardBackwardOutput("logprobs", outputs, {} if self.loss is None else {"loss:sum": self.total})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +109,7 @@ class _Share:
     @property
     def temperature(self) -> float:
         loss = self.task.loss
-        return 1.0 if loss is None or isinstance(loss, Given) else temperature_of(loss)
+        return 1.0 if loss is None or isinstance(loss, GivenGradients) else temperature_of(loss)
 
 
 class _Computed(NamedTuple):
@@ -137,49 +126,43 @@ class Trainer:
         self._model = model
         self._max_tokens = max_tokens_per_pass
 
-    def cuts(self, data: Sequence[Datum]) -> list[Cut]:
+    def micro_batches(self, data: Sequence[Datum]) -> list[MicroBatch]:
         """The passes that data of one adapter need: as many tokens in each as fit."""
         tokens = [datum.model_input.to_ints() for datum in data]
         commons = [0, *(common_length(before, after) for before, after in pairwise(tokens))]
         shared = [common if common >= MIN_SHARED_TOKENS else 0 for common in commons]
         lengths = list(map(len, tokens))
-        cuts: list[Cut] = []
-        for cut in micro_batches(lengths, self._max_tokens, shared):
-            indices = range(cut.start, cut.stop)
-            cuts.append(Cut(indices, sum(lengths[cut]) - sum(shared[cut.start + 1 : cut.stop])))
-        return cuts
+        return [
+            MicroBatch(range(cut.start, cut.stop), sum(lengths[cut]) - sum(shared[cut.start + 1 : cut.stop]))
+            for cut in micro_batches(lengths, self._max_tokens, shared)
+        ]
 
     def run_pass(self, tasks: Sequence[Task], make_room: Callable[[], bool] = lambda: False) -> None:
         """The next pass of each, all in one. Tasks are of different adapters and of one kind; one that keeps a graph,
         or goes back from one, is alone. Where a pass fails, each task is tried alone, so that one that fails does not
         touch the others; one that does not fit into memory is tried in halves, once `make_room` has no more to free."""
-        waiting = deque([[_Share(task, task.cuts.popleft().indices) for task in tasks]])
+        waiting = deque([[_Share(task, task.micro_batches.popleft().indices) for task in tasks]])
         while waiting:
             shares = [share for share in waiting.popleft() if share.task.error is None]
-            if not shares:
-                continue
-            try:
-                computed = self._compute(shares)
-            except torch.OutOfMemoryError as error:
-                clear_frames(error.__traceback__)  # which hold what did not fit
-                waiting.extendleft([shares] if make_room() else reversed(_halves(shares, error)))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # of one of the tasks
-                clear_frames(error.__traceback__)  # which hold the activations of all
-                if len(shares) == 1:
-                    shares[0].task.fail(error)
-                waiting.extendleft([[share] for share in reversed(shares)] if len(shares) > 1 else [])
-            else:
+            computed: list[_Computed] = []
+            with Contained() as outcome:
+                computed = self._compute(shares) if shares else []
+            if outcome.error is None:
                 for share, own in zip(shares, computed, strict=True):
                     share.task.take(own)
+            elif isinstance(outcome.error, torch.OutOfMemoryError):
+                waiting.extendleft([shares] if make_room() else reversed(_halves(shares, outcome.error)))
+            elif len(shares) == 1:
+                shares[0].task.error = outcome.error
+            else:
+                waiting.extendleft([share] for share in reversed(shares))
 
     def _compute(self, shares: Sequence[_Share]) -> list[_Computed]:
         """Changes no adapter."""
         (*_, last) = tasks = [share.task for share in shares]
         if last.graph is not None:
-            assert isinstance(last.loss, Given), "a kept graph is for the way back from a custom loss"
-            return [_Computed(0.0, [], last.graph.gradients(last.loss))]
+            loss = _total_loss(shares[0], last.graph.logprobs)
+            return [_Computed(0.0, [], own) for own in _gradients(loss, [last.graph.leaves])]
         weights, needs_graph = [task.adapter.weights for task in tasks], last.backward or last.keeps_graph
         with torch.set_grad_enabled(needs_graph), torch.inference_mode(not needs_graph):
             weights = [_leaves(own) for own in weights] if needs_graph else weights
@@ -243,7 +226,7 @@ def _halves(shares: list[_Share], error: Exception) -> list[list[_Share]]:
     half = len(share.indices) // 2
     log.warning("a pass of %d datums does not fit into memory: trying two halves", len(share.indices))
     if half == 0:
-        share.task.fail(_too_large(share.data[0], error))
+        share.task.error = _too_large(share.data[0], error)
         return []
     return [[_Share(share.task, share.indices[:half])], [_Share(share.task, share.indices[half:])]]
 
@@ -268,9 +251,9 @@ def _targets(share: _Share, packed: Pack) -> _Targets:
     return _Targets(torch.cat(rows), torch.cat(targets), torch.cat(trained), shapes)
 
 
-def _can_train(loss: Loss | Given | None, datum: Datum, like: Tensor) -> Tensor:
+def _can_train(loss: Loss | GivenGradients | None, datum: Datum, like: Tensor) -> Tensor:
     """Of a loss that is not known yet all can."""
-    if loss is None or isinstance(loss, Given):
+    if loss is None or isinstance(loss, GivenGradients):
         return torch.ones_like(like, dtype=torch.bool)
     return can_train(loss, _inputs(datum, like))
 
@@ -304,7 +287,7 @@ def _total_loss(share: _Share, logprobs: list[Tensor]) -> Tensor:
     match share.task.loss:
         case None:
             sums = [torch.zeros((), dtype=torch.float32)]
-        case Given(gradients):
+        case GivenGradients(gradients):
             own = [gradients[index] for index in share.indices]
             sums = [(scored * gradient).sum() for scored, gradient in zip(logprobs, own, strict=True)]
         case loss:
@@ -319,8 +302,3 @@ def _inputs(datum: Datum, like: Tensor) -> LossInputs:
         for name, tensor in datum.loss_fn_inputs.items()
         if name != "target_tokens"
     }
-
-
-def _output(logprobs: list[Tensor], metrics: dict[str, float]) -> ForwardBackwardOutput:
-    outputs = [{"logprobs": TensorData.from_torch(tensor)} for tensor in logprobs]
-    return ForwardBackwardOutput("logprobs", outputs, metrics)
