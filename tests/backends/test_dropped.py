@@ -146,7 +146,7 @@ def kept_by(engine: Any) -> tuple[int, int]:
     """How many adapters and frozen weights an engine has."""
     adapters = engine.adapters
     return (len(adapters), len(engine._frozen)) if isinstance(adapters, dict) else (
-        len(adapters.by_id), len(adapters.frozen)
+        len(adapters.by_id), len(adapters.weights)
     )  # fmt: skip
 
 

@@ -125,9 +125,9 @@ def named(weights: AdapterWeights | None) -> Any:
 
 def submit(engine: Engine, op: ops.Op) -> ops.Ticket:
     if isinstance(op, ops.SamplingOp) and op.weights in NAMED:
-        engine.adapters.frozen[op.weights] = NAMED[op.weights]
+        engine.adapters.weights[op.weights] = NAMED[op.weights]
         ticket = engine.submit(op)
-        del engine.adapters.frozen[op.weights]  # the request has them
+        del engine.adapters.weights[op.weights]  # the request has them
         return ticket
     return engine.submit(op)
 
@@ -173,15 +173,15 @@ def load(engine: Engine, path: Path, with_optimizer: bool) -> Any:
 
 
 def freeze(engine: Engine, adapter: Any) -> AdapterWeights:
-    name = ops.WeightsId(f"frozen {len(engine.adapters.frozen)}")
+    name = ops.WeightsId(f"frozen {len(engine.adapters.weights)}")
     run(engine, ops.Freeze(adapter, name))
-    return engine.adapters.frozen.pop(name)
+    return engine.adapters.weights.pop(name)
 
 
 def load_weights(engine: Engine, path: Path) -> AdapterWeights:
-    name = ops.WeightsId(f"frozen {len(engine.adapters.frozen)}")
+    name = ops.WeightsId(f"frozen {len(engine.adapters.weights)}")
     run(engine, ops.LoadWeights(name, path))
-    return engine.adapters.frozen.pop(name)
+    return engine.adapters.weights.pop(name)
 
 
 def trained_adapter(engine: Engine, seed: int = 0, **lora: Any) -> Any:

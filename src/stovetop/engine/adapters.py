@@ -1,5 +1,5 @@
 # pyright: basic
-"""The adapters and frozen weights of an engine, by their ids, and what ops do to them."""
+"""The adapters of an engine and the weights that samples are drawn with, by their ids, and what ops do to them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Adapters:
         self._residency = residency
         self._disk = disk
         self.by_id: dict[ops.AdapterId, Adapter] = {}
-        self.frozen: dict[ops.WeightsId, AdapterWeights] = {}
+        self.weights: dict[ops.WeightsId, AdapterWeights] = {}
         self._scored: dict[ops.ScoreId, _Scored] = {}
 
     def micro_batches(self, op: ops.OrderedOp) -> list[MicroBatch]:
@@ -117,7 +117,7 @@ class Adapters:
         """What an op has made counts from now on."""
         match op:
             case ops.LoadWeights():
-                self._residency.use([self.frozen[op.weights]])
+                self._residency.use([self.weights[op.weights]])
             case ops.CreateAdapter() | ops.LoadAdapter() | ops.OptimStep() | ops.RestoreAdapter():
                 adapter = self.by_id[op.adapter]
                 self._residency.use([adapter.weights, adapter.moments])
@@ -150,9 +150,9 @@ class Adapters:
                 saved = self._read(op.path, op.with_optimizer)
                 return self._adapter(op.adapter).restore(saved.weights, saved.moments)
             case ops.Freeze():
-                self.frozen[op.weights] = self._adapter(op.adapter).weights
+                self.weights[op.weights] = self._adapter(op.adapter).weights
             case ops.LoadWeights():
-                self.frozen[op.weights] = self._read(op.path, with_optimizer=False).weights
+                self.weights[op.weights] = self._read(op.path, with_optimizer=False).weights
             case ops.Drop():
                 del self.by_id[op.adapter]
             case ops.Forward() | ops.ForwardBackward() | ops.Score() | ops.BackwardFrom():
@@ -161,7 +161,7 @@ class Adapters:
                 assert_never(op)
 
     def snapshot_of_weights(self, op: ops.SaveWeights) -> ops.Snapshot:
-        weights, meta = self.frozen[op.weights], dict(op.meta)
+        weights, meta = self.weights[op.weights], dict(op.meta)
         return snapshot(op.path, weights, None, meta, overwrite=False, disk=self._disk)
 
     def _add(self, name: ops.AdapterId, adapter: Adapter) -> None:

@@ -217,9 +217,9 @@ class Engine:
 
     def _with_weights(self, ticket: ops.Ticket, error: BaseException | None = None) -> None:
         """What is done as soon as the weights are there that it names; `error` is why they could not be made."""
-        op, frozen = ticket.op, self.adapters.frozen
+        op, made = ticket.op, self.adapters.weights
         assert isinstance(op, ops.WeightsOp), "no other op waits for weights"
-        if op.weights is not None and op.weights not in frozen:
+        if op.weights is not None and op.weights not in made:
             missing = "there are no weights of this name, or no more"
             failure = InvalidRequest(
                 f"{missing if error is None else f'they could not be made: {error}'}: {op.weights!r}"
@@ -230,10 +230,10 @@ class Engine:
             case ops.SaveWeights():
                 self._save_weights(ticket, op)
             case ops.DropWeights():
-                del frozen[op.weights]
+                del made[op.weights]
                 self._answer(ticket, None)
             case ops.Sample() | ops.ComputeLogprobs():
-                self._sample(ticket, None if op.weights is None else frozen[op.weights])
+                self._sample(ticket, None if op.weights is None else made[op.weights])
         return None
 
     def _save_weights(self, ticket: ops.Ticket, op: ops.SaveWeights) -> None:

@@ -212,7 +212,7 @@ def _rate(threads: int, seconds: float) -> float:
 
 # mallopt(3) of the GNU C library
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BYTES = 2**30  # at the end of the heap
+UNUSED_HEAP_BYTES = 2**30  # that stay at the end of the heap
 OWN_BYTES = 32 * 2**20  # larger blocks, the most that the library allows here, go back to the system at once
 
 
@@ -223,4 +223,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(M_TRIM_THRESHOLD, KEPT_BYTES) and mallopt(M_MMAP_THRESHOLD, OWN_BYTES))
+    return bool(mallopt(M_TRIM_THRESHOLD, UNUSED_HEAP_BYTES) and mallopt(M_MMAP_THRESHOLD, OWN_BYTES))

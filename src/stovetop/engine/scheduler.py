@@ -1,7 +1,7 @@
 """What runs next. Knows tickets and their order, no tensor.
 
 The rule: ops of one adapter run in the order they came, so one op of each adapter is ready at most. Queues with a ready
-op stand in a line, in which the one that has had the fewest tokens comes first (`sampling/turns.py`: start-time fair
+op are in a line, in which the one that has had the fewest tokens comes first (`sampling/turns.py`: start-time fair
 queueing). It has the turn: its oldest ready op runs, for one pass at most, that is `max_tokens_per_pass` tokens; a
 large op does its next pass in a later turn of its queue. Where data of several adapters may train in one pass, the rest
 of it is filled with passes of the same kind that fit, of other adapters of this queue and then of the next queues;
@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 from stovetop.engine import ops
 from stovetop.engine.ops import Ticket
@@ -40,8 +41,6 @@ class _Waiting:
     lane: str  # what keeps its order with it
     queue: str
     passes: deque[int]  # tokens of each that is left; none for an op that needs no pass
-    saves: bool
-    loads: bool
     has_begun: bool = False
     is_over: bool = False
 
@@ -49,14 +48,8 @@ class _Waiting:
     def next_tokens(self) -> int:
         return self.passes[0] if self.passes else 0
 
-    def answers(self, scored: ops.ScoreId) -> bool:
-        """Whether it tells what became of a custom loss."""
-        op = self.ticket.op
-        return isinstance(op, ops.LossAnswer) and op.scored == scored
 
-
-def _number(waiting: _Waiting) -> int:
-    return waiting.ticket.number
+_number = attrgetter("ticket.number")
 
 
 class Scheduler:
@@ -78,8 +71,7 @@ class Scheduler:
         """`passes` are the tokens of each pass that the op needs."""
         op = ticket.op
         assert isinstance(op, ops.OrderedOp), "the others need no order"
-        saves, loads = isinstance(op, ops.SaveAdapter), isinstance(op, ops.LoadingOp)
-        waiting = _Waiting(ticket, ops.lane_of(op), ops.queue_of(op), deque(passes), saves, loads)
+        waiting = _Waiting(ticket, ops.lane_of(op), ops.queue_of(op), deque(passes))
         lane = self._lanes.get(waiting.lane, deque())
         place = len(lane)
         if isinstance(op, ops.LossAnswer) and op.scored is not None:
@@ -102,8 +94,8 @@ class Scheduler:
 
     def hold(self, adapter: ops.AdapterId, scored: ops.ScoreId) -> None:
         """Its other ops wait until an answer is added, if there is none yet."""
-        ready = self._ready.get(adapter)
-        if ready is None or not ready.answers(scored):
+        op = self._ready[adapter].ticket.op if adapter in self._ready else None
+        if not isinstance(op, ops.LossAnswer) or op.scored != scored:
             self._held[adapter] = scored
             self._refresh(adapter)
 
@@ -127,14 +119,14 @@ class Scheduler:
 
     def _pay(self, waiting: _Waiting, *, has_turn: bool) -> None:
         """Its queue gets a later place, behind those who have had as much, if the turn was its own."""
-        share = SHARE_OF_MOVE if waiting.saves or waiting.loads else SHARE_OF_STEP
+        share = SHARE_OF_MOVE if isinstance(waiting.ticket.op, ops.SaveAdapter | ops.LoadingOp) else SHARE_OF_STEP
         self._turns.charge(waiting.queue, max(waiting.next_tokens, share * self._max_tokens))
         place = self._places[waiting.queue]
         begins, number = self._turns.next(waiting.queue, 0)
         self._leave_line(waiting.queue)
-        self._stand_in_line(waiting.queue, (begins, number if has_turn else place[1]))
+        self._enter_line(waiting.queue, (begins, number if has_turn else place[1]))
 
-    def _stand_in_line(self, queue: str, turn: Turn) -> None:
+    def _enter_line(self, queue: str, turn: Turn) -> None:
         self._places[queue] = turn
         insort(self._line, (turn, queue))
 
@@ -146,12 +138,12 @@ class Scheduler:
         a_save_may_begin: bool | None = None
         for _, queue in self._line:
             for waiting in self._queues[queue]:
-                if waiting.saves:
+                if isinstance(waiting.ticket.op, ops.SaveAdapter):
                     if a_save_may_begin is None:
                         a_save_may_begin = self.may_begin(waiting.ticket)
                     if a_save_may_begin:
                         yield waiting
-                elif not waiting.loads or self.may_begin(waiting.ticket):
+                elif not isinstance(waiting.ticket.op, ops.LoadingOp) or self.may_begin(waiting.ticket):
                     yield waiting
 
     def _company(self, first: _Waiting, others: Sequence[_Waiting]) -> list[_Waiting]:
@@ -205,7 +197,7 @@ class Scheduler:
         if now is not None:  # first, so that a queue keeps its place in the line
             self._ready[name] = now
             if now.queue not in self._places:
-                self._stand_in_line(now.queue, self._turns.next(now.queue, 0))
+                self._enter_line(now.queue, self._turns.next(now.queue, 0))
             insort(self._queues.setdefault(now.queue, []), now, key=_number)
         else:
             self._ready.pop(name)

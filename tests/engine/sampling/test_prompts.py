@@ -125,7 +125,7 @@ def test_logprobs_of_a_prompt_are_computed_whole_and_in_any_pieces_the_same(
 ) -> None:
     prompt = tiny.tokens(70, 1)
     whole = tiny.run(engine, op(prompt, logprobs=True, top=2))
-    monkeypatch.setattr(prompts, "PIECE_TOKENS", 13)
+    monkeypatch.setattr(prompts, "CHUNK_TOKENS", 13)
     again = tiny.run(engine, op(prompt, logprobs=True, top=2))
     assert again.prompt_cache_hit_tokens == 0
     assert again.prompt_logprobs == whole.prompt_logprobs
@@ -137,7 +137,7 @@ def test_logprobs_of_a_prompt_are_computed_whole_and_in_any_pieces_the_same(
 def test_a_long_prompt_stalls_neither_running_sequences_nor_short_prompts(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "PIECE_TOKENS", 10)
+    monkeypatch.setattr(prompts, "CHUNK_TOKENS", 10)
     running = tiny.submit(engine, op(tiny.tokens(5, 0), max_tokens=6))
     engine.step()
     long = tiny.submit(engine, op(tiny.tokens(200, 1)))
@@ -167,7 +167,7 @@ def test_memory_is_bounded_by_waiting() -> None:
 
 def test_random_traffic_never_deadlocks_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joins, leaves, stops, full caches, long prompts, scores: all answered."""
-    monkeypatch.setattr(prompts, "PIECE_TOKENS", 16)
+    monkeypatch.setattr(prompts, "CHUNK_TOKENS", 16)
     engine = tiny.engine(max_kv_bytes=tiny.kv_bytes(1500))
     chosen = random.Random(0)
     weights = [None, *(tiny.trained_adapter(engine, seed).weights for seed in range(2))]

@@ -9,7 +9,6 @@ merged head is stored beside the embedding and the config says so.
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,17 +122,16 @@ class _Plan:
         untied_bytes, merged_dtype = 0, ""
         with safe_open(file, framework="pt") as opened:
             metadata = opened.metadata()
-            for name, tensor in _tensors(opened):
+            for name in opened.keys():  # noqa: SIM118  a file is no mapping
+                tensor = opened.get_tensor(name)
                 stored = STORED_DTYPES[dtype] if dtype and tensor.is_floating_point() else tensor.dtype
                 if name == self.untied_from:
                     tensors[f"{HEAD}.weight"] = self._merged(tensor, HEAD, stored, rounding)
                     untied_bytes = tensors[f"{HEAD}.weight"].nbytes
-                    merged_dtype = _name_of(stored)
-                if name in self.targets:
-                    tensors[name] = self._merged(tensor, self.targets[name], stored, rounding)
-                    merged_dtype = _name_of(stored)
-                else:
-                    tensors[name] = tensor.to(stored)
+                target = self.targets.get(name)
+                tensors[name] = self._merged(tensor, target, stored, rounding) if target else tensor.to(stored)
+                if target or name == self.untied_from:
+                    merged_dtype = str(stored).removeprefix("torch.")
         save_file(tensors, folder / file.name, metadata or {"format": "pt"})
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         return _Stored(file.name, list(tensors), num_bytes, untied_bytes, merged_dtype)
@@ -151,11 +149,6 @@ class _Plan:
         return merged_OI
 
 
-def _tensors(opened) -> Iterator[tuple[str, Tensor]]:
-    for name in opened.keys():  # noqa: SIM118  a file is no mapping
-        yield name, opened.get_tensor(name)
-
-
 def _weight_files(base: Path) -> list[Path]:
     """Those that transformers reads. Beside them there may be copies under other names, or of an earlier time."""
     whole, index = base / "model.safetensors", base / INDEX
@@ -171,12 +164,8 @@ def _names(file: Path) -> list[str]:
         return list(opened.keys())
 
 
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _embedding(names: set[str], base: Path) -> str | None:
-    """The weight that stands for the head in a model that ties them; None for one that does not."""
+    """The weight that a model which ties them has for its head too; None for one that does not."""
     config = json.loads((base / "config.json").read_text())
     found = [name for name in names if name.endswith("embed_tokens.weight")]
     return found[0] if config.get("tie_word_embeddings", True) and len(found) == 1 else None

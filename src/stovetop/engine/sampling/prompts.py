@@ -1,8 +1,8 @@
 # pyright: basic
-"""Prompts on their way into the batch: each is computed once, in pieces, and what prompts of the same weights have in
+"""Prompts on their way into the batch: each is computed once, in chunks, and what prompts of the same weights have in
 common is not computed again.
 
-A step computes at most `STEP_TOKENS` tokens, at most `PIECE_TOKENS` of them of one prompt, and goes round: a long
+A step computes at most `STEP_TOKENS` tokens, at most `CHUNK_TOKENS` of them of one prompt, of each in turn: a long
 prompt neither stalls the sequences that are being drawn nor the short prompts behind it. A prompt whose first half is
 just being computed for another waits for that. Finished prompts are kept (`prefix_cache.py`) as long as their memory
 is not needed: one that is the same as one of them is not computed at all, and shares its cache. A prompt whose own
@@ -36,7 +36,7 @@ from stovetop.engine.sampling.request import Prompt
 from stovetop.engine.sampling.waiting import Room, WaitingPrompts
 
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
-PIECE_TOKENS = 512
+CHUNK_TOKENS = 512
 
 
 class Computed(NamedTuple):
@@ -98,28 +98,27 @@ class Prompts:
             table.clear()
 
     def step(self, room: Room, running: Sequence[AdapterWeights]) -> Computed:
-        """Computes a piece of as many prompts as fit. `running` are the adapters that keep their places in the stack.
+        """Computes a chunk of as many prompts as fit. `running` are the adapters that keep their places in the stack.
         Those that failed are there until they are removed."""
         done, (taken, failed) = self._known(), self._taken(room)
-        turns = [taken[index] for index in self._stack.in_order([turn.prompt.weights for turn in taken])]
-        if turns:
-            failed_turns = in_halves(turns, lambda part: self._compute(part, running if part is turns else None))
-            failed += [Failed(one.item.prompt, one.error) for one in failed_turns]
+        chunks = [taken[index] for index in self._stack.in_order([chunk.prompt.weights for chunk in taken])]
+        failed_chunks = in_halves(chunks, lambda part: self._compute(part, running if part is chunks else None))
+        failed += [Failed(one.item.prompt, one.error) for one in failed_chunks]
         gone = {id(one.item) for one in failed}
-        for prompt in [turn.prompt for turn in taken if id(turn.prompt) not in gone]:
+        for prompt in [chunk.prompt for chunk in taken if id(chunk.prompt) not in gone]:
             if prompt.is_computed:
                 self._begun.pop(id(prompt))
-                # before others push it out
-                is_again = prompt.request.is_computed  # and there is no use in keeping it
-                done += [prompt] if is_again else [prompt, *self._twins(self.prefix_cache.add(prompt))]
+                done.append(prompt)
+                if not prompt.request.is_computed:  # there is no use in keeping what is computed again
+                    done += self._twins(self.prefix_cache.add(prompt))  # now, before others push it out
             else:  # behind those of its queue that had no turn
                 self._waiting.have_turn_last(prompt)
                 self._begun.move_to_end(id(prompt))
         return Computed(done, failed)
 
-    def _taken(self, room: Room) -> "tuple[list[_Turn], list[Failed[Prompt]]]":
+    def _taken(self, room: Room) -> "tuple[list[_Chunk], list[Failed[Prompt]]]":
         """Prompts whose turn it is, and how many tokens of each; and those that failed when they were begun."""
-        taken: list[_Turn] = []
+        taken: list[_Chunk] = []
         failed: list[Failed[Prompt]] = []
         num_left = STEP_TOKENS.get(self._model.device.type, STEP_TOKENS["cpu"])
         begun = sorted(self._begun.values(), key=lambda prompt: prompt.turn)
@@ -138,36 +137,36 @@ class Prompts:
                 failed += new
                 if new:
                     continue
-            length = min(len(prompt.tokens) - prompt.num_computed, PIECE_TOKENS, num_left)
-            taken.append(_Turn(prompt, length))
+            length = min(len(prompt.tokens) - prompt.num_computed, CHUNK_TOKENS, num_left)
+            taken.append(_Chunk(prompt, length))
             self._waiting.has_turn(prompt)
             num_left -= length
-        for prompt in [*(turn.prompt for turn in taken), *(one.item for one in failed)]:
+        for prompt in [*(chunk.prompt for chunk in taken), *(one.item for one in failed)]:
             self._waiting.remove(prompt)
             self._new.pop(id(prompt), None)
         return taken, failed
 
-    def _compute(self, turns: "Sequence[_Turn]", running: Sequence[AdapterWeights] | None) -> None:
-        """One pass over all pieces: their keys and values enter the caches, and what becomes known of the prompts is
+    def _compute(self, chunks: "Sequence[_Chunk]", running: Sequence[AdapterWeights] | None) -> None:
+        """One pass over all chunks: their keys and values enter the caches, and what becomes known of the prompts is
         noted, all of it or nothing. `running` is None for a part of what was to be one pass, which does without the
         stack."""
+        prompts = [prompt for prompt, _ in chunks]
         pieces: list[Piece] = []
-        for prompt, length in turns:
+        for prompt, length in chunks:
             first_row = pieces[-1].rows.stop if pieces else 0
             pieces.append(Piece(prompt.cache, prompt.num_computed, length, first_row))
-        packed = pack_of_pieces(
-            pieces, [turn.prompt.tokens[piece.start : piece.end] for turn, piece in zip(turns, pieces, strict=True)]
-        )
+        tokens = [prompt.tokens[piece.start : piece.end] for prompt, piece in zip(prompts, pieces, strict=True)]
+        packed = pack_of_pieces(pieces, tokens)
         plan = PieceAttention(pieces, self._model.arithmetic, self._model.device)
         try:
-            parts = self._parts([prompt.weights for prompt, _ in turns], packed, running)
+            parts = self._parts([prompt.weights for prompt in prompts], packed, running)
             hidden_NE = self._model.hidden_states(packed, plan, parts)
         except BaseException:
             self._stack.clear()  # which may be half filled
             raise
-        found = [_found(self._model, turn.prompt, piece, hidden_NE) for turn, piece in zip(turns, pieces, strict=True)]
-        for (prompt, length), known in zip(turns, found, strict=True):  # nothing here can fail
-            prompt.num_computed += length
+        found = [_found(self._model, *own, hidden_NE) for own in zip(prompts, pieces, strict=True)]
+        for prompt, piece, known in zip(prompts, pieces, found, strict=True):  # nothing here can fail
+            prompt.num_computed = piece.end
             prompt.last_hidden_E = known.last_hidden_E
             prompt.request.logprobs += known.logprobs
             prompt.request.top_logprobs += known.top_logprobs
@@ -228,8 +227,8 @@ class Prompts:
             self.prefix_cache.used(cached)
 
 
-class _Turn(NamedTuple):
-    """How many tokens are computed of a prompt in this step."""
+class _Chunk(NamedTuple):
+    """So many tokens of a prompt, that are computed in this step."""
 
     prompt: Prompt
     length: int

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stovetop.engine.sampling.request import Prompt, PromptKey
 from stovetop.engine.sampling.turns import Turns
 
-MOST_PUT_OFF = 64  # are looked at again in every step; those behind them wait too
+MAX_PUT_OFF = 64  # are looked at again in every step; those behind them wait too
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Room:
     @property
     def takes_scores(self) -> bool:
         """Whether a prompt whose logprobs alone are asked for may be begun, if it is short enough."""
-        return self.num_positions > 0 and self.num_put_off < MOST_PUT_OFF
+        return self.num_positions > 0 and self.num_put_off < MAX_PUT_OFF
 
     @property
     def takes_samples(self) -> bool:
@@ -63,38 +63,6 @@ class Room:
         self.num_ahead += prompt.num_positions if prompt.request.wants_samples else 0
 
 
-class _Line:
-    """Prompts in the order of their turns."""
-
-    def __init__(self) -> None:
-        self._prompts: list[Prompt] = []
-
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    def __iter__(self) -> Iterator[Prompt]:
-        return iter(self._prompts)
-
-    def __contains__(self, prompt: Prompt) -> bool:
-        return self._place(prompt) is not None
-
-    def add(self, prompt: Prompt) -> None:
-        bisect.insort(self._prompts, prompt, key=_turn_of)
-
-    def remove(self, prompt: Prompt) -> None:
-        place = self._place(prompt)
-        if place is not None:
-            del self._prompts[place]
-
-    def clear(self) -> None:
-        self._prompts.clear()
-
-    def _place(self, prompt: Prompt) -> int | None:
-        place = bisect.bisect_left(self._prompts, prompt.turn, key=_turn_of)
-        is_here = place < len(self._prompts) and self._prompts[place] is prompt
-        return place if is_here else None
-
-
 _turn_of = operator.attrgetter("turn")
 
 
@@ -102,20 +70,18 @@ class WaitingPrompts:
     """In the order of their turns: queues are served in turn, and in each the oldest first."""
 
     def __init__(self) -> None:
-        self._samples, self._scores = _Line(), _Line()
+        self._samples: list[Prompt] = []  # in the order of their turns
+        self._scores: list[Prompt] = []  # the same of those whose logprobs alone are asked for
         self._alike: dict[PromptKey, dict[int, Prompt]] = {}  # those that need not be computed whole
         self._turns = Turns()
 
     def __len__(self) -> int:
         return len(self._samples) + len(self._scores)
 
-    def __contains__(self, prompt: Prompt) -> bool:
-        return prompt in self._line(prompt)
-
     def add(self, prompt: Prompt, *, first: bool = False) -> None:
         """Behind the others of its queue, or before all."""
         prompt.turn = self._turns.before_all() if first else self._turns.next(prompt.request.queue, len(prompt.tokens))
-        self._line(prompt).add(prompt)
+        bisect.insort(self._line(prompt), prompt, key=_turn_of)
         if not prompt.is_computed_whole:
             self._alike.setdefault(prompt.key, {})[id(prompt)] = prompt
 
@@ -129,7 +95,10 @@ class WaitingPrompts:
 
     def remove(self, prompt: Prompt) -> None:
         """If it is there."""
-        self._line(prompt).remove(prompt)
+        line = self._line(prompt)
+        place = bisect.bisect_left(line, prompt.turn, key=_turn_of)
+        if place < len(line) and line[place] is prompt:
+            del line[place]
         alike = self._alike.get(prompt.key, {})
         alike.pop(id(prompt), None)
         if not alike:
@@ -150,5 +119,5 @@ class WaitingPrompts:
         scores = itertools.takewhile(lambda _: room.takes_scores, self._scores)
         return heapq.merge(begun, samples, scores, key=_turn_of)
 
-    def _line(self, prompt: Prompt) -> _Line:
+    def _line(self, prompt: Prompt) -> list[Prompt]:
         return self._samples if prompt.request.wants_samples else self._scores

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The arithmetic of the loss table: one pure function per loss value of `losses.py`, where formulas and sources stand.
+"""The arithmetic of the loss table: one pure function per loss value of `losses.py`, where formulas and sources are.
 
 All arrays are float32 tensors of one datum: `N` its tokens, `K` targets per position (cross-entropy only). Every
 function returns the **sum over tokens**. Gradients are autograd's.

@@ -137,7 +137,7 @@ class Trainer:
             for cut in micro_batches(lengths, self._max_tokens, shared)
         ]
 
-    def run_pass(self, tasks: Sequence[Task], make_room: Callable[[], bool] = lambda: False) -> None:
+    def run_pass(self, tasks: Sequence[Task], make_room: Callable[[], bool]) -> None:
         """The next pass of each, all in one. Tasks are of different adapters and of one kind; one that keeps a graph,
         or goes back from one, is alone. Where a pass fails, each task is tried alone, so that one that fails does not
         touch the others; one that does not fit into memory is tried in halves, once `make_room` has no more to free."""
