@@ -1,17 +1,19 @@
-"""The number of threads is found by trying."""
+"""The number of threads: found by trying, and fewer while other programs want the processors."""
 
 import pytest
 import torch
 
-from stovetop.engine import machine
+from stovetop.engine import threads
+from stovetop.engine.machine import Processors, processors
+from stovetop.engine.threads import LONGEST_PAUSE_S, Threads
 
 
 def test_the_fastest_number_is_chosen_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setattr(machine, "available_cores", lambda: 4)
-    monkeypatch.setattr(machine, "_rate", lambda number, seconds: {1: 10.0, 2: 17.0, 4: 9.0}[number])
+    monkeypatch.setattr(threads, "available_cores", lambda: 4)
+    monkeypatch.setattr(threads, "_rate", lambda number, seconds: {1: 10.0, 2: 17.0, 4: 9.0}[number])
     try:
-        assert machine.fastest_threads(seconds=1.0) == 2
+        assert threads.fastest_threads(seconds=1.0) == 2
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -20,7 +22,83 @@ def test_the_fastest_number_is_chosen_and_kept(monkeypatch: pytest.MonkeyPatch) 
 def test_a_trial_counts_work_per_second_on_so_many_threads() -> None:
     before = torch.get_num_threads()
     try:
-        assert machine._rate(1, 0.01) > 0  # pyright: ignore[reportPrivateUsage]  the measuring itself
+        assert threads._rate(1, 0.01) > 0  # pyright: ignore[reportPrivateUsage]  the measuring itself
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+class Machine:
+    """Processors on which other programs are busy, and a clock."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.busy = number, 0.0
+        self.now_s = self.waited_s = self.idle_s = 0.0
+        self.chosen: list[int] = []
+        self.threads = Threads(number, self.counters, self.chosen.append, lambda: self.now_s)
+
+    def counters(self) -> Processors:
+        return Processors({"1": self.waited_s, "2": 0.0}, self.idle_s)
+
+    def run(self, seconds: float) -> None:
+        """Steps of a tenth of a second in which all threads compute."""
+        for _ in range(round(10 * seconds)):
+            free = self.number - self.busy - self.threads.number
+            self.now_s += 0.1
+            self.waited_s += 0.1 * max(0.0, -free) / 2
+            self.idle_s += 0.1 * max(0.0, free)
+            self.threads.look()
+
+
+def test_a_thread_less_for_each_processor_that_others_keep_busy_and_all_again_afterwards() -> None:
+    machine = Machine(4)
+    machine.run(10)
+    assert machine.chosen == []
+    machine.busy = 1.0
+    machine.run(1)
+    assert machine.threads.number == 3
+    machine.busy = 3.0
+    machine.run(1)
+    assert machine.threads.number == 1
+    machine.run(30)
+    assert machine.threads.number == 1, "there is always one, and no more while all processors have something to do"
+    machine.busy = 0.0
+    machine.run(3)
+    assert machine.threads.number == 4
+
+
+def test_more_threads_that_were_too_many_are_tried_more_and_more_seldom() -> None:
+    """Of a control group that allows less time than the system's idle processors promise."""
+    machine = Machine(2)
+    counters = machine.counters
+    machine.threads = Threads(
+        2,
+        lambda: (
+            counters()._replace(waited_s={"1": machine.now_s * (machine.threads.number - 1)}, idle_s=machine.now_s)
+            if hasattr(machine, "threads")
+            else counters()
+        ),
+        machine.chosen.append,
+        lambda: machine.now_s,
+    )
+    machine.run(600)
+    rises = machine.chosen.count(2)
+    assert 5 < rises < 20
+    assert rises < 600 / LONGEST_PAUSE_S + 8
+
+
+def test_a_system_that_does_not_tell_keeps_the_number() -> None:
+    chosen: list[int] = []
+    own = Threads(4, lambda: None, chosen.append)
+    own.look()
+    assert chosen == []
+    assert processors(lambda path: None) is None
+
+
+def test_the_systems_counters_are_read_for_the_processors_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 3}, raising=False)
+    stat = "cpu  9 9 9 999 9\ncpu0 1 2 3 100 5\ncpu1 1 2 3 200 5\ncpu3 1 2 3 400 5\nintr 7\n"
+    found = processors(lambda path: stat if path == "/proc/stat" else "5000000000 2500000000 17\n")
+    if found is not None:  # Linux has /proc/self/task
+        assert found.idle_s == 6.0
+        assert set(found.waited_s.values()) == {2.5}

@@ -60,8 +60,9 @@ def open_service(
     dtype                  of the base weights; adapters and optimizer are float32 in any case
     deterministic          sampler and trainer agree to the bit, whatever runs beside them: float32 on the CPU, checked
                            when the model is loaded. None: where it holds; True: refused where it does not
-    threads                how many the engine computes with; "probe" takes two seconds to find the fastest number,
-                           None leaves the choice to torch. The setting is the process's
+    threads                how many the engine computes with. None: as many as torch takes; "probe": the fastest number,
+                           which takes two seconds to find; either on a CPU fewer while other programs keep threads
+                           waiting. The setting is the process's
     max_tokens_per_pass    bounds the activations of a training pass: lower it when memory is short
     micro_batch_invariant  one datum a pass, so that gradients have the same bits however data are split over calls;
                            slower for short sequences
@@ -91,8 +92,9 @@ def open_service(
         import torch
 
         from stovetop.engine.engine import Engine
-        from stovetop.engine.machine import SHARED, fastest_threads, keep_freed_memory
+        from stovetop.engine.machine import SHARED, keep_freed_memory
         from stovetop.engine.model.loading import load_model
+        from stovetop.engine.threads import Threads, fastest_threads
 
         pack_kernel = record_decoding = None
         if "ragged_attention" in untried:
@@ -125,6 +127,7 @@ def open_service(
             idle_folder=folder,
             disk=disk,
             record_decoding=record_decoding,
+            threads=None if isinstance(threads, int) or device != "cpu" else Threads(torch.get_num_threads()),
         )
 
     if untried and device == "cpu":

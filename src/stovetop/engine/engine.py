@@ -32,6 +32,7 @@ from stovetop.engine.residency import Residency
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.sampler import RecordDecoding, Sampler
 from stovetop.engine.scheduler import Scheduler
+from stovetop.engine.threads import Threads
 from stovetop.engine.training.trainer import MicroBatch, Task, Trainer
 from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.tokenizing import Tokenizer
@@ -56,6 +57,7 @@ class Engine:
         idle_folder: Path | None = None,
         disk: Disk = LOCAL_DISK,
         record_decoding: RecordDecoding | None = None,
+        threads: Threads | None = None,
     ) -> None:
         if recompute or (recompute is None and is_needed(model, max_tokens_per_pass)):
             model = recomputing(model)
@@ -67,6 +69,7 @@ class Engine:
         limit = (
             int(SHARE_OF_ADAPTERS * available_bytes(model.device)) if max_adapter_bytes is None else max_adapter_bytes
         )
+        self._threads = threads
         self.counts = Counts()
         self._residency = Residency(model.device, limit, idle_folder or Path(gettempdir()), self.counts)
         self.adapters = Adapters(model, self._trainer, self._residency, disk)
@@ -130,6 +133,8 @@ class Engine:
             self.counts.sampling_s += time.perf_counter() - began_s
             self.counts.num_sampling_steps += 1
         self._residency.tidy(in_use=self._sampler.weights_in_use())
+        if self._threads is not None:
+            self._threads.look()
         answers, self._answers = self._answers, []
         return answers
 

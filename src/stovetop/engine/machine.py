@@ -1,7 +1,7 @@
 # pyright: basic
-"""What this machine has, as far as this process may use it: memory and processors; and how the process uses them: how
-many threads it computes with, what becomes of memory that it frees, and which settings of torch all of it shares. No
-other file asks the system.
+"""What this machine has, as far as this process may use it: memory and processors, and whether others want these too;
+what becomes of memory that the process frees, and which settings of torch all of it shares. No other file asks the
+system.
 
 On Linux: the kernel's own estimate of what can be had without swapping (MemAvailable, which counts the page cache that
 it would drop), or less where a control group allows less. Elsewhere: psutil.
@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -64,8 +63,7 @@ def available_host_bytes(read: ReadFile = text_of, elsewhere: Callable[[], int] 
 def available_cores(read: ReadFile = text_of) -> int:
     """Processors that this process may run on, or, where a control group allows less time than they have, what that
     comes to, rounded up."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([own, *_cores_of_groups(read)]))
+    return max(1, min([len(_allowed()), *_cores_of_groups(read)]))
 
 
 # ---- control groups --------------------------------------------------------------------------------------------------
@@ -180,32 +178,33 @@ class SharedSettings:
 SHARED = SharedSettings()
 
 
-# ---- threads ---------------------------------------------------------------------------------------------------------
-
-TOKENS, HIDDEN, INTERMEDIATE = 256, 576, 1536  # the linears of a small model: what most of the time goes into
+# ---- processors that others want -------------------------------------------------------------------------------------
 
 
-def fastest_threads(seconds: float = 2.0) -> int:
-    """The number of threads, a power of two or all there are, that did the same work most often: more are not always
-    faster, on a busy machine or where two processors share one core. Torch keeps it."""
-    available = available_cores()
-    candidates = sorted({available, *(2**power for power in range(available.bit_length()) if 2**power <= available)})
-    rates = {threads: _rate(threads, seconds / len(candidates)) for threads in candidates}
-    fastest = max(rates, key=lambda threads: rates[threads])
-    torch.set_num_threads(fastest)
-    return fastest
+class Processors(NamedTuple):
+    """Counters, in seconds since some moment."""
+
+    waited_s: dict[str, float]  # for each thread of this process: ready to run, while others had the processors
+    idle_s: float  # that processors which this process may run on had nothing to do, all together
 
 
-def _rate(threads: int, seconds: float) -> float:
-    """Rounds of work per second."""
-    torch.set_num_threads(threads)
-    shapes = (TOKENS, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)
-    x_TH, up_IH, down_HI = (torch.randn(shape, dtype=torch.float32) for shape in shapes)
-    rounds, began = 0, time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds or rounds == 0:
-        torch.nn.functional.linear(torch.nn.functional.linear(x_TH, up_IH), down_HI)
-        rounds += 1
-    return rounds / spent
+def processors(read: ReadFile = text_of) -> Processors | None:
+    """None on a system that does not tell: all but Linux."""
+    own = {f"cpu{number}" for number in _allowed()}
+    lines = [line.split() for line in (read("/proc/stat") or "").splitlines()]
+    idle = [int(words[4]) for words in lines if words and words[0] in own]
+    if not idle:
+        return None
+    waited_s: dict[str, float] = {}
+    for task in os.listdir("/proc/self/task"):
+        times = (read(f"/proc/self/task/{task}/schedstat") or "").split()  # on a processor, waiting for one: ns
+        if len(times) > 1:
+            waited_s[task] = int(times[1]) / 1e9
+    return Processors(waited_s, sum(idle) / os.sysconf("SC_CLK_TCK")) if waited_s else None
+
+
+def _allowed() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 # ---- freed memory ----------------------------------------------------------------------------------------------------
