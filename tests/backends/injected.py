@@ -151,7 +151,7 @@ def program(saved: Path, folder: Path) -> list[tuple[str, ops.Op]]:
         (c, ops.Freeze(c, w("C1"))),
         (c, ops.ComputeLogprobs(w("C1"), ModelInput.from_ints(tiny.tokens(6, 6)))),
         (c, ops.DropWeights(w("C1"))),
-        (c, ops.Drop(c)),
+        (c, ops.DropAdapter(c)),
         (d, ops.CreateAdapter(d, lora)),
         (d, ops.ForwardBackward(d, data(5), loss)),  # to be cancelled
         (d, ops.Forward(d, data(6, 1), loss)),

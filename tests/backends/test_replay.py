@@ -78,7 +78,7 @@ def test_ops_of_a_run_with_custom_losses_give_the_same_bits_again(kind: str, tmp
 
     again = make()
     for op in submitted:
-        if not isinstance(op, ops.Drop):
+        if not isinstance(op, ops.DropAdapter):
             again.submit(op)
     while not again.idle:
         again.step()

@@ -212,7 +212,7 @@ def one_of_each(folder: Path) -> list[ops.Op]:
         lambda: ops.OptimStep(adapter, tiny.SGD),
         lambda: ops.SaveAdapter(adapter, folder, META, True, False),
         lambda: ops.RestoreAdapter(adapter, folder, True),
-        lambda: ops.Drop(adapter),
+        lambda: ops.DropAdapter(adapter),
         lambda: ops.Freeze(adapter, weights),
         lambda: ops.LoadWeights(weights, folder),
         lambda: ops.DropWeights(weights),

@@ -123,7 +123,7 @@ class EngineThread:
             accepted = self._accept(what, op, finish, check, after)
         return APIFuture(accepted.future, partial(self._cancel, accepted))
 
-    def forget(self, op: ops.Drop | ops.DropWeights) -> None:
+    def forget(self, op: ops.DropAdapter | ops.DropWeights) -> None:
         """Enqueues the end of something that no client refers to any more. Nothing waits for it. It needs no lock, so
         that a finalizer may call it wherever the garbage collector begins."""
         if os.getpid() == self._process:

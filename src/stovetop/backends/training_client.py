@@ -53,7 +53,7 @@ class InProcessTrainingClient:
         self._config = config
         self._run = run
         self._number = itertools.count(1)
-        self._dropped = weakref.finalize(self, base.thread.forget, ops.Drop(self._adapter))
+        self._dropped = weakref.finalize(self, base.thread.forget, ops.DropAdapter(self._adapter))
         self._dropped.atexit = False
 
     def release(self) -> None:

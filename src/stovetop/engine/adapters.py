@@ -153,7 +153,7 @@ class Adapters:
                 self.weights[op.weights] = self._adapter(op.adapter).weights
             case ops.LoadWeights():
                 self.weights[op.weights] = self._read(op.path, with_optimizer=False).weights
-            case ops.Drop():
+            case ops.DropAdapter():
                 del self.by_id[op.adapter]
             case ops.Forward() | ops.ForwardBackward() | ops.Score() | ops.BackwardFrom():
                 raise AssertionError("these are done in passes")

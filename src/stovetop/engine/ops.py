@@ -144,7 +144,7 @@ class RestoreAdapter(_Queued):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drop(_Queued):
+class DropAdapter(_Queued):
     """Forgets the adapter."""
 
     adapter: AdapterId
@@ -207,7 +207,15 @@ class SaveWeights(_Queued):
 PassesOp = Forward | ForwardBackward | Score | BackwardFrom  # done in passes over the model, one a step
 LossAnswer = BackwardFrom | Spoil | TakeBack  # what became of a custom loss
 AdapterOp = (
-    CreateAdapter | LoadAdapter | PassesOp | LossAnswer | OptimStep | SaveAdapter | RestoreAdapter | Drop | Freeze
+    CreateAdapter
+    | LoadAdapter
+    | PassesOp
+    | LossAnswer
+    | OptimStep
+    | SaveAdapter
+    | RestoreAdapter
+    | DropAdapter
+    | Freeze
 )
 OrderedOp = AdapterOp | LoadWeights
 SamplingOp = Sample | ComputeLogprobs

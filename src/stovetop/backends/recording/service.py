@@ -375,7 +375,7 @@ class RecordingEngine:
             case ops.LoadWeights():
                 config = LoraConfig(**read_manifest(op.path)["lora"])
                 self._frozen[op.weights] = _Frozen(config, load(read_folder(op.path)["adapter.safetensors"])["delta"])
-            case ops.Drop():
+            case ops.DropAdapter():
                 del self.adapters[op.adapter]
             case ops.DropWeights():
                 del self._frozen[op.weights]
@@ -511,7 +511,7 @@ def verb_of(op: ops.Op) -> Verb | None:
             return "forward_backward"
         case ops.Score():
             return "forward_backward_custom"
-        case ops.BackwardFrom() | ops.Spoil() | ops.TakeBack() | ops.Drop() | ops.DropWeights():
+        case ops.BackwardFrom() | ops.Spoil() | ops.TakeBack() | ops.DropAdapter() | ops.DropWeights():
             return None
         case ops.OptimStep():
             return "optim_step"

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from stovetop.engine.kernels.kv_cache import BLOCK
 from stovetop.engine.kernels.shared_prefix import Prefix
-from stovetop.engine.sampling.batch import Batch, Newcomer, Size
+from stovetop.engine.sampling.batch import Batch, CacheSize, Newcomer
 from stovetop.engine.sampling.kv_memory import KVMemory
 from stovetop.engine.sampling.prompts import Prompts
 from stovetop.engine.sampling.ready import Ready
@@ -38,7 +38,7 @@ class Admission:
     def room_for_prompts(self) -> Room:
         """What the running samples leave, with a block more for each of them."""
         limit = self.memory.limit
-        grown = Size(len(self._batch.running), self._batch.longest_grown)
+        grown = CacheSize(len(self._batch.running), self._batch.longest_grown)
         left = limit - grown.num_tokens - self._batch.prefixes.num_tokens() - self.memory.prompt_positions
         ahead = self.memory.held_positions + self._prompts.begun_positions_of_samples
         most_ahead = min(HELD_TOKENS, int(HELD_SHARE * limit))
@@ -68,7 +68,7 @@ class Admission:
             longest = max(longest, running[-1].grown)
         if len(running) == num_before:
             return []
-        has_room = self.memory.reserve(Size(len(running), max(sequence.num_places for sequence in running) + 1))
+        has_room = self.memory.reserve(CacheSize(len(running), max(sequence.num_places for sequence in running) + 1))
         assert has_room, "a sequence begins where there is room"
         newcomers = self._batch.fill_slots()
         for _, source in newcomers:
@@ -106,7 +106,7 @@ class Admission:
         is_new = shared > 0 and prefix is None
         places, most = (length - shared for length in (len(prompt.tokens) + 1, prompt.request.most_positions))
         longest = max(longest, min(places + BLOCK, most) if num_running else places)
-        size = Size(num_running + 1, longest)
+        size = CacheSize(num_running + 1, longest)
         num_shared = prefixes.num_tokens(prompt.cache, shared) if is_new else prefixes.num_tokens()
         fits = size.num_tokens + num_shared + prompt_positions <= self.memory.limit
         if not num_running and not fits:
@@ -144,7 +144,7 @@ class Admission:
         while self._prompts.drop_begun() or self._prompts.prefix_cache.evict():
             pass
         sequence = self._begin(prompt, None)
-        if Size(1, len(prompt.tokens) + 1).num_tokens + prompt.cache.num_tokens > self.memory.limit:
+        if CacheSize(1, len(prompt.tokens) + 1).num_tokens + prompt.cache.num_tokens > self.memory.limit:
             self._batch.cache.take_over(prompt.cache)
             if prompt in self.ready:
                 self.ready.remove(prompt)

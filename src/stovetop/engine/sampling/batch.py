@@ -39,7 +39,7 @@ class RecordedDecoding(Protocol):
 RecordDecoding = Callable[[BaseModel], RecordedDecoding | None]  # None where passes of a model cannot be recorded
 
 
-class Size(NamedTuple):
+class CacheSize(NamedTuple):
     """Of the cache of the running samples."""
 
     num_slots: int
@@ -69,9 +69,9 @@ class Batch:
         return self._recorded is not None and self._recorded.works
 
     @property
-    def in_use(self) -> Size:
+    def in_use(self) -> CacheSize:
         filled = [sequence for sequence in self.running if sequence.source is None]
-        return Size(len(filled), max((sequence.num_places for sequence in filled), default=0))
+        return CacheSize(len(filled), max((sequence.num_places for sequence in filled), default=0))
 
     @property
     def source_caches(self) -> list[KVCache]:

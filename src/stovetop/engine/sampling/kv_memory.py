@@ -10,7 +10,7 @@ freed here; what is freed next, `admission.py` chooses.
 from collections.abc import Sequence
 
 from stovetop.engine.kernels.kv_cache import KVCache
-from stovetop.engine.sampling.batch import Batch, Size
+from stovetop.engine.sampling.batch import Batch, CacheSize
 from stovetop.engine.sampling.prompts import Prompts
 from stovetop.engine.sampling.ready import Ready
 
@@ -53,7 +53,7 @@ class KVMemory:
             if not (self._free_idle() or self._batch.cache.shrink(*self._batch.in_use)):
                 return
 
-    def reserve(self, size: Size) -> bool:
+    def reserve(self, size: CacheSize) -> bool:
         """Room for the running samples; False if something that is not idle would have to be freed for it."""
         running = self._batch.cache
         if size.num_slots <= running.num_slots and size.num_positions <= running.num_positions:

@@ -73,7 +73,7 @@ class Request:
     @property
     def most_positions(self) -> int:
         """That one of its samples may come to take, with the prompt."""
-        return len(self.prompt.tokens) + ((self.params.max_tokens or 0) if self.wants_samples else 0)
+        return len(self.prompt.tokens) + (self.params.max_tokens or 0)
 
     @property
     def num_left(self) -> int:
