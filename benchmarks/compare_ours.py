@@ -23,10 +23,14 @@ def opened(setting: Setting, deterministic: bool | None) -> Iterator[ServiceClie
             yield service
 
 
+def new_client(service: ServiceClient, setting: Setting, seed: int = 0) -> TrainingClient:
+    """Trains what PEFT's "all-linear" does."""
+    return service.create_lora_training_client(str(setting.model), rank=RANK, seed=seed, train_unembed=False).result()
+
+
 def new_trainer(service: ServiceClient, setting: Setting, seed: int = 0) -> TrainingClient:
-    """Trains what PEFT's "all-linear" does. The first warms up the model with a few tokens."""
-    client = service.create_lora_training_client(str(setting.model), rank=RANK, seed=seed, train_unembed=False)
-    trainer = client.result()
+    """The same. The first warms up the model with a few tokens."""
+    trainer = new_client(service, setting, seed)
     if seed == 0:
         trainer.forward([datum(list(range(8)))], "cross_entropy").result()
     return trainer
@@ -35,6 +39,13 @@ def new_trainer(service: ServiceClient, setting: Setting, seed: int = 0) -> Trai
 def datum(sequence: list[int]) -> st.Datum:
     inputs = {"target_tokens": sequence[1:], "weights": [1.0] * (len(sequence) - 1)}
     return st.Datum(st.ModelInput.from_ints(sequence[:-1]), inputs)
+
+
+def answer_datum(prompt: list[int], answer: list[int]) -> st.Datum:
+    """Of which the answer is trained."""
+    tokens = [*prompt, *answer]
+    weights = [0.0] * (len(prompt) - 1) + [1.0] * len(answer)
+    return st.Datum(st.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": weights})
 
 
 def vocab_size(trainer: TrainingClient) -> int:
@@ -171,6 +182,59 @@ def adapters(setting: Setting) -> Numbers:
                     result.result()
 
             numbers[f"sample {count}"] = measured(sample, num_tokens).tokens_per_s
+        return numbers
+
+
+def load(setting: Setting) -> Numbers:
+    """How often a second a model is loaded, and the first step on it done."""
+    with opened(setting, None) as service:
+        loading = measured(lambda: new_client(service, setting), 1).tokens_per_s
+        trainer = new_client(service, setting)
+        data = [datum(sequence) for sequence in setting.train_data(vocab_size(trainer))]
+        first = measured(lambda: trainer.forward_backward(data, "cross_entropy").result(), 1).tokens_per_s
+        return {"loads": loading, "first steps": first}
+
+
+def decode(setting: Setting) -> Numbers:
+    """Tokens per second of 1, 8 and 32 rows with one adapter, the prompts not counted."""
+    with opened(setting, None) as service:
+        sampler = new_trainer(service, setting).save_weights_and_get_sampling_client().result()
+        rng, vocabulary, numbers = setting.rng(), len(sampler.get_tokenizer()), {}
+        for count in (1, 8, 32):
+            prompts = rng.integers(0, vocabulary, (count, 32)).tolist()
+            short, long = (_shortest(sampler, prompts, length) for length in (2, 2 + setting.size.equal_tokens))
+            numbers[f"rows {count}"] = count * setting.size.equal_tokens / (long - short)
+        return numbers
+
+
+def _shortest(sampler: SamplingClient, prompts: list[list[int]], num_tokens: int) -> float:
+    """Seconds for so many tokens behind each prompt, the shorter of two tries."""
+    requests = [(prompt, num_tokens) for prompt in prompts]
+    return min(measured(lambda: draw(sampler, requests), 1).seconds for _ in range(2))
+
+
+def prompts_together(setting: Setting) -> Numbers:
+    return _long_prompts(setting, same=True)
+
+
+def prompts_apart(setting: Setting) -> Numbers:
+    """As many tokens, of which no two sequences begin with the same one, so that nothing is shared."""
+    return _long_prompts(setting, same=False)
+
+
+def _long_prompts(setting: Setting, *, same: bool) -> Numbers:
+    """Training on four answers to one prompt, by the length of the prompt: answers' tokens per second, and memory."""
+    with opened(setting, None) as service:
+        trainer = new_trainer(service, setting)
+        rng, vocabulary, numbers = setting.rng(), vocab_size(trainer), {}
+        for length in setting.size.long_prompts:
+            prompt = rng.integers(0, vocabulary, length).tolist()
+            answers = rng.integers(0, vocabulary, (4, 64)).tolist()
+            data = [
+                answer_datum(prompt if same else [index, *prompt[1:]], answer) for index, answer in enumerate(answers)
+            ]
+            cost = measured(lambda data=data: trainer.forward_backward(data, "cross_entropy").result(), 4 * 64)
+            numbers |= {f"tokens_per_s {length}": cost.tokens_per_s, f"peak_bytes {length}": cost.peak_bytes}
         return numbers
 
 

@@ -30,12 +30,13 @@ class Size:
     batch_tokens: tuple[int, ...]  # sizes at which gap and time per token are taken
     adapter_sequences: int
     adapter_tokens: int
+    long_prompts: tuple[int, ...]  # lengths of prompts with four answers each
 
 
 SIZES = {
-    "full": Size(3, 16, (30, 220), 32, 32, 8, 2, 200, (8, 128), (1024, 4096, 16384), 256, 24),
-    "quick": Size(1, 8, (30, 220), 32, 8, 1, 1, 100, (4, 32), (512, 2048), 32, 12),
-    "smoke": Size(1, 3, (5, 9), 2, 3, 1, 1, 9, (2, 4), (128, 256), 32, 2),
+    "full": Size(3, 16, (30, 220), 32, 32, 8, 2, 200, (8, 128), (1024, 4096, 16384), 256, 24, (2048, 4096)),
+    "quick": Size(1, 8, (30, 220), 32, 8, 1, 1, 100, (4, 32), (512, 2048), 32, 12, (1024,)),
+    "smoke": Size(1, 3, (5, 9), 2, 3, 1, 1, 9, (2, 4), (128, 256), 32, 2, (64,)),
 }
 
 

@@ -5,7 +5,8 @@
     python benchmarks/old_and_new.py /tmp/before --only train --rounds 3
 
 Measures our side of `compare.py`, each checkout with its own files, in processes of their own that take turns. The
-medians of the rounds count; a ratio above 1 says that this checkout is faster.
+medians of the rounds count; a ratio above 1 says that this checkout is faster. A measure that the other checkout does
+not know is had by copying `benchmarks/` into it.
 """
 
 import argparse
@@ -25,6 +26,8 @@ MEASURES = {  # of `compare.py`, with the side that is ours, and those of its nu
     "grpo": ("ours", ["tokens_per_s"]),
     "adapters": ("ours", ["train 1", "train 8", "sample 1", "sample 8"]),
     "mode": ("exact", ["train", "sample"]),
+    "decode": ("ours", ["rows 1", "rows 8", "rows 32"]),
+    "load": ("ours", ["loads", "first steps"]),
 }
 
 

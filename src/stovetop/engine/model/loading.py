@@ -27,6 +27,7 @@ from stovetop.engine.model.attention import NAME, CurrentPlan
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoder_layers import find_layers
 from stovetop.engine.model.proving import (
+    attention_calls,
     check_full_model,
     context_length,
     flat_form,
@@ -264,22 +265,23 @@ def _refuse_at_sight(name: str, model: PreTrainedModel) -> None:
 
 
 def _checked(base: BaseModel, probe: list[list[int]], expected: list[Tensor], *, try_flat: bool) -> BaseModel:
-    """Refused unless it computes what the library computes; with our decoder layers where they do too."""
-    calls = check_full_model(base, probe, expected)
+    """Refused unless it computes what the library computes; with our decoder layers where they do."""
+    calls = attention_calls(base)
     base = replace(
         base,
         attends_plainly=all(call.how.is_plain for call in calls),
         kv_bytes=tuple(call.kv_bytes for call in calls),
     )
     flat = flat_form(base, calls) if try_flat else None
-    if flat is None:
-        return base
-    try:
-        check_full_model(flat, probe, expected)
-    except InvalidRequest as error:
-        log.warning("base model %r runs with the library's layers: with ours, %s", base.limits.name, error)
-        return base
-    return flat
+    if flat is not None:
+        try:
+            check_full_model(flat, probe, expected)
+        except InvalidRequest as error:
+            log.warning("base model %r runs with the library's layers: with ours, %s", base.limits.name, error)
+        else:
+            return flat
+    check_full_model(base, probe, expected)
+    return base
 
 
 def _row_exact(base: BaseModel) -> tuple[BaseModel | None, str]:

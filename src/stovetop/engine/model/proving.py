@@ -288,26 +288,33 @@ def _not_once(calls: list[Call], num_layers: int) -> str | None:
 
 
 @torch.no_grad()
-def check_full_model(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> list[Call]:
-    """Its calls of attention, one a layer, in the order of the layers; raises if the model does not compute what the
-    library computes."""
-    name = base.limits.name
-    try:
-        watched = _watched(base, probe)
-    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
-        raise InvalidRequest(f"base model {name!r} does not run with packed attention: {error}") from error
-    obstacle = _not_once(watched.calls, base.num_layers)
+def attention_calls(base: BaseModel) -> list[Call]:
+    """One a layer, in the order of the layers, in a pass of one token; raises where there are others."""
+    calls = _watched_or_refused(base, [[0]]).calls
+    obstacle = _not_once(calls, base.num_layers)
     if obstacle is not None:
-        raise InvalidRequest(f"base model {name!r}: {obstacle}; so this model is refused")
-    rough = has_experts(base.layers, base.config)
-    for ours_TV, logits_TV in zip(watched.logits, expected, strict=True):
+        raise InvalidRequest(f"base model {base.limits.name!r}: {obstacle}; so this model is refused")
+    return sorted(calls, key=lambda call: call.layer)
+
+
+@torch.no_grad()
+def check_full_model(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> None:
+    """Raises if the model does not compute what the library computes."""
+    name, rough = base.limits.name, has_experts(base.layers, base.config)
+    for ours_TV, logits_TV in zip(_watched_or_refused(base, probe).logits, expected, strict=True):
         error, allowed = _error(ours_TV, logits_TV, rough), _tolerance(logits_TV)
         if not error <= allowed:
             raise InvalidRequest(
                 f"base model {name!r}: our logits differ from the library's by {error:.3g} (allowed {allowed:.3g}); it "
                 "has something our attention or head does not honour, so this model is refused"
             )
-    return sorted(watched.calls, key=lambda call: call.layer)
+
+
+def _watched_or_refused(base: BaseModel, sequences: list[list[int]]) -> _Watched:
+    try:
+        return _watched(base, sequences)
+    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
+        raise InvalidRequest(f"base model {base.limits.name!r} does not run with packed attention: {error}") from error
 
 
 def _error(ours_TV: Tensor, theirs_TV: Tensor, has_experts: bool) -> float:
