@@ -81,7 +81,7 @@ ORDER = [unit for line in LINES for unit in line]
 ENGINE_LINES = [
     ["engine"],
     ["adapters"],
-    ["scheduler", "residency", "untried"],
+    ["scheduler", "residency", "threads", "untried"],
     ["training", "sampling"],
     ["model"],
     ["files"],
