@@ -98,7 +98,7 @@ class Arithmetic(Protocol):
 
 # not cuDNN's, which makes a plan for every new shape: decoding has a new one every few steps
 CUDA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-FEW_ROWS = 256  # up to which oneDNN's own layout of the weights is faster
+LAYOUT_ROWS = 256  # up to which oneDNN's own layout of the weights is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _has_fast_layout(dtype: torch.dtype) -> bool:
 
 def _is_few(x_NI: Tensor) -> bool:
     """Few enough rows for oneDNN's own layout. One row in float32 is a product with a vector, which BLAS does best."""
-    return len(x_NI) <= FEW_ROWS and (len(x_NI) > 1 or x_NI.dtype != torch.float32)
+    return len(x_NI) <= LAYOUT_ROWS and (len(x_NI) > 1 or x_NI.dtype != torch.float32)
 
 
 def _onednn_layout(weight_OI: Tensor) -> Tensor:

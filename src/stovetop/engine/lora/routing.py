@@ -91,7 +91,7 @@ class Stack:
     def factors(self, siblings: Siblings, num_rows: int) -> SideBySide | None:
         """None where no adapter trains any of them."""
         # logits are float32; and for few rows of one adapter, whose products are small, it is the faster dtype
-        precise = HEAD in siblings.names or (self.num_slots == 1 and num_rows <= FEW_ROWS)
+        precise = HEAD in siblings.names or (self.num_slots == 1 and num_rows <= PRECISE_ROWS)
         key = (siblings, torch.promote_types(self.dtype, torch.float32) if precise else self.dtype)
         if key not in self._factors:
             self._forget_idle()
@@ -163,7 +163,7 @@ class BatchRows:
 
 
 MAX_PADDING, FREE_PADDED_ROWS = 3, 64  # a stack may compute so many times the rows that it has, or so many in any case
-FEW_ROWS = 32
+PRECISE_ROWS = 32
 MOST_SLOTS = 4  # times the adapters that run: a stack that is larger starts over
 MIN_BATCHED, MAX_BATCH_PADDING = 4, 1.5  # adapters of a batch, and times the rows that they have
 
