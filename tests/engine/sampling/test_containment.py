@@ -18,7 +18,7 @@ from engine.sampling.traffic import PREFIX, Traffic, asked, at_call, fail_at, sc
 from stovetop.backends.interruption import Interrupted
 from stovetop.checks import unchecked
 from stovetop.engine import ops
-from stovetop.engine.kernels.attention_plans import CachedAttention, PieceAttention
+from stovetop.engine.kernels.attention_plans import CachedAttention, PrefillAttention
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.shared_prefix import SharedPrefixes
 from stovetop.engine.lora.routing import Stack
@@ -50,7 +50,7 @@ class Panic(BaseException):
 PLACES: list[tuple[Any, str]] = [
     (BaseModel, "hidden_states_of"),
     (BaseModel, "head"),
-    (PieceAttention, "attend"),
+    (PrefillAttention, "attend"),
     (CachedAttention, "attend"),
     (batch, "draw"),
     (prompts, "_found"),

@@ -1,9 +1,9 @@
 # pyright: basic
 """Which row of a pass sees which, and how they attend. Segments of equal shape run as one call.
 
-    PackedAttention   training: segments of a pack see the segments above them and themselves
-    PieceAttention    prompts: a piece of a sequence enters a cache of its own and sees what is there
-    CachedAttention   decoding: one new token per slot sees its slot of the cache
+    PackedAttention    training: segments of a pack see the segments above them and themselves
+    PrefillAttention   prompts: a chunk of a sequence enters a cache of its own and sees what is there
+    CachedAttention    decoding: one new token per slot sees its slot of the cache
 
 Shapes: `N` packed tokens, `H` query heads, `G` key/value heads, `D` head size, `S` segments or slots of one call,
 `Q` query rows, `L` key rows.
@@ -163,7 +163,7 @@ def _of_bucket(bucket: _Bucket, query_HND: Tensor, key_GND: Tensor, value_GND: T
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class PrefillChunk:
     """Tokens [start, start + length) of a sequence, at rows [first_row, ...) of the pass. Its keys and values go into
     slot 0 of `cache`, where those of the tokens before it are."""
 
@@ -181,22 +181,22 @@ class Piece:
         return slice(self.first_row, self.first_row + self.length)
 
 
-def pack_of_pieces(pieces: Sequence[Piece], tokens: Sequence[Sequence[int]]) -> Pack:
-    """The pass in which they are computed: piece i has the tokens `tokens[i]`."""
-    segments = [Segment(piece.first_row, piece.length) for piece in pieces]
-    positions_N = [position for piece in pieces for position in range(piece.start, piece.end)]
+def pack_of_chunks(chunks: Sequence[PrefillChunk], tokens: Sequence[Sequence[int]]) -> Pack:
+    """The pass in which they are computed: chunk i has the tokens `tokens[i]`."""
+    segments = [Segment(chunk.first_row, chunk.length) for chunk in chunks]
+    positions_N = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
     return Pack(list(chain.from_iterable(tokens)), positions_N, segments, segments)
 
 
-class PieceAttention:
-    """Rows of a piece see their cache, to which they add themselves first. Pieces of one shape run as one call."""
+class PrefillAttention:
+    """Rows of a chunk see their cache, to which they add themselves first. Chunks of one shape run as one call."""
 
-    def __init__(self, pieces: Sequence[Piece], arithmetic: Arithmetic, device: torch.device) -> None:
+    def __init__(self, chunks: Sequence[PrefillChunk], arithmetic: Arithmetic, device: torch.device) -> None:
         self._arithmetic = arithmetic
         self._device = device
-        by_shape: dict[tuple[int, int], list[Piece]] = defaultdict(list)
-        for piece in pieces:
-            by_shape[piece.start, piece.length].append(piece)
+        by_shape: dict[tuple[int, int], list[PrefillChunk]] = defaultdict(list)
+        for chunk in chunks:
+            by_shape[chunk.start, chunk.length].append(chunk)
         self._alike = list(by_shape.values())
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
@@ -205,15 +205,15 @@ class PieceAttention:
         for alike in self._alike:
             start, end = alike[0].start, alike[0].end
             sight = Sight(torch.arange(start, end, device=self._device)[None])
-            for piece in alike:
-                piece.cache.write_run(layer, 0, start, key_GND[:, piece.rows], value_GND[:, piece.rows])
+            for chunk in alike:
+                chunk.cache.write_run(layer, 0, start, key_GND[:, chunk.rows], value_GND[:, chunk.rows])
             num_keys = end + -end % self._arithmetic.key_multiple
-            caches = [piece.cache.read(layer, 1, num_keys) for piece in alike]
+            caches = [chunk.cache.read(layer, 1, num_keys) for chunk in alike]
             key_SGLD, value_SGLD = (torch.cat([cache[i] for cache in caches]) for i in (0, 1))
-            query_SHQD = torch.stack([query_HND[:, piece.rows] for piece in alike])
+            query_SHQD = torch.stack([query_HND[:, chunk.rows] for chunk in alike])
             out_SHQD = self._arithmetic.attention(query_SHQD, Seen(key_SGLD, value_SGLD, sight), how)
-            for piece, out_HQD in zip(alike, out_SHQD, strict=True):
-                out_NHD[piece.rows] = out_HQD.transpose(0, 1)
+            for chunk, out_HQD in zip(alike, out_SHQD, strict=True):
+                out_NHD[chunk.rows] = out_HQD.transpose(0, 1)
         return out_NHD
 
 

@@ -8,7 +8,7 @@ Shapes: `T` tokens of a sequence, `V` vocabulary.
 import torch
 from torch import Tensor
 
-from stovetop.engine.kernels.attention_plans import Piece, PieceAttention, pack_of_pieces
+from stovetop.engine.kernels.attention_plans import PrefillAttention, PrefillChunk, pack_of_chunks
 from stovetop.engine.kernels.block_attention import KEY_BLOCK
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.packing import pack
@@ -29,7 +29,7 @@ def decoded_logprobs(
     base: BaseModel, num_layers: int, sequences: list[list[int]], parts: Parts, share: bool
 ) -> list[Tensor]:
     """The last rows of each sequence, one token at a time, all sequences in step, after the tokens before them in two
-    pieces. With `share` whole blocks of these are outside of the slots."""
+    chunks. With `share` whole blocks of these are outside of the slots."""
     num_steps = 3
     prompts, caches = [sequence[:-num_steps] for sequence in sequences], [KVCache(num_layers) for _ in sequences]
     halves = [len(prompt) // 2 for prompt in prompts]
@@ -60,10 +60,10 @@ def _fill(
     base: BaseModel, caches: list[KVCache], prompts: list[list[int]], starts: list[int], ends: list[int], parts: Parts
 ) -> None:
     """Computes tokens [start, end) of every prompt into its cache, in one pass."""
-    pieces, first_row = [], 0
+    chunks, first_row = [], 0
     for cache, prompt, start, end in zip(caches, prompts, starts, ends, strict=True):
         cache.reserve(1, len(prompt))
-        pieces.append(Piece(cache, start, end - start, first_row))
+        chunks.append(PrefillChunk(cache, start, end - start, first_row))
         first_row += end - start
-    packed = pack_of_pieces(pieces, [prompt[p.start : p.end] for prompt, p in zip(prompts, pieces, strict=True)])
-    base.hidden_states(packed, PieceAttention(pieces, base.arithmetic, base.device), parts)
+    packed = pack_of_chunks(chunks, [prompt[p.start : p.end] for prompt, p in zip(prompts, chunks, strict=True)])
+    base.hidden_states(packed, PrefillAttention(chunks, base.arithmetic, base.device), parts)

@@ -12,7 +12,7 @@ A prompt is begun when there is memory for its keys and values; how much there i
 whose memory was taken for others is computed again later. A pass that raises is tried again in halves (`halves.py`):
 nothing is known of a prompt before the pass that computed it has succeeded.
 
-Shapes: `N` tokens of a pass, `T` tokens of one piece, `E` hidden size, `K` tokens per position asked for.
+Shapes: `N` tokens of a pass, `T` tokens of one chunk, `E` hidden size, `K` tokens per position asked for.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stovetop.engine.kernels.attention_plans import Piece, PieceAttention, pack_of_pieces
+from stovetop.engine.kernels.attention_plans import PrefillAttention, PrefillChunk, pack_of_chunks
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.packing import MIN_SHARED_TOKENS, Pack
 from stovetop.engine.lora.routing import Parts, Rows, Stack, prompt_rows, rows_by_owner
@@ -146,27 +146,27 @@ class Prompts:
             self._new.pop(id(prompt), None)
         return taken, failed
 
-    def _compute(self, chunks: "Sequence[_Chunk]", running: Sequence[AdapterWeights] | None) -> None:
+    def _compute(self, taken: "Sequence[_Chunk]", running: Sequence[AdapterWeights] | None) -> None:
         """One pass over all chunks: their keys and values enter the caches, and what becomes known of the prompts is
         noted, all of it or nothing. `running` is None for a part of what was to be one pass, which does without the
         stack."""
-        prompts = [prompt for prompt, _ in chunks]
-        pieces: list[Piece] = []
-        for prompt, length in chunks:
-            first_row = pieces[-1].rows.stop if pieces else 0
-            pieces.append(Piece(prompt.cache, prompt.num_computed, length, first_row))
-        tokens = [prompt.tokens[piece.start : piece.end] for prompt, piece in zip(prompts, pieces, strict=True)]
-        packed = pack_of_pieces(pieces, tokens)
-        plan = PieceAttention(pieces, self._model.arithmetic, self._model.device)
+        prompts = [prompt for prompt, _ in taken]
+        chunks: list[PrefillChunk] = []
+        for prompt, length in taken:
+            first_row = chunks[-1].rows.stop if chunks else 0
+            chunks.append(PrefillChunk(prompt.cache, prompt.num_computed, length, first_row))
+        tokens = [prompt.tokens[chunk.start : chunk.end] for prompt, chunk in zip(prompts, chunks, strict=True)]
+        packed = pack_of_chunks(chunks, tokens)
+        plan = PrefillAttention(chunks, self._model.arithmetic, self._model.device)
         try:
             parts = self._parts([prompt.weights for prompt in prompts], packed, running)
             hidden_NE = self._model.hidden_states(packed, plan, parts)
         except BaseException:
             self._stack.clear()  # which may be half filled
             raise
-        found = [_found(self._model, *own, hidden_NE) for own in zip(prompts, pieces, strict=True)]
-        for prompt, piece, known in zip(prompts, pieces, found, strict=True):  # nothing here can fail
-            prompt.num_computed = piece.end
+        found = [_found(self._model, *own, hidden_NE) for own in zip(prompts, chunks, strict=True)]
+        for prompt, chunk, known in zip(prompts, chunks, found, strict=True):  # nothing here can fail
+            prompt.num_computed = chunk.end
             prompt.last_hidden_E = known.last_hidden_E
             prompt.request.logprobs += known.logprobs
             prompt.request.top_logprobs += known.top_logprobs
@@ -243,12 +243,12 @@ class _Found(NamedTuple):
     last_hidden_E: Tensor | None
 
 
-def _found(model: BaseModel, prompt: Prompt, piece: Piece, hidden_NE: Tensor) -> _Found:
+def _found(model: BaseModel, prompt: Prompt, chunk: PrefillChunk, hidden_NE: Tensor) -> _Found:
     """Logprobs of the tokens that follow each row, where they are asked for: the prompt's last row has none. And of
     that row, the hidden state."""
-    hidden_TE, asked = hidden_NE[piece.rows], prompt.request
-    following = prompt.tokens[piece.start + 1 : piece.end + 1]
-    found = _Found([], [], [], hidden_TE[-1].clone() if piece.end == len(prompt.tokens) else None)
+    hidden_TE, asked = hidden_NE[chunk.rows], prompt.request
+    following = prompt.tokens[chunk.start + 1 : chunk.end + 1]
+    found = _Found([], [], [], hidden_TE[-1].clone() if chunk.end == len(prompt.tokens) else None)
     if asked.is_computed or not following:
         return found
     head, rows_TE = model.head([] if prompt.weights is None else [Rows(prompt.weights)]), hidden_TE[: len(following)]
@@ -259,7 +259,7 @@ def _found(model: BaseModel, prompt: Prompt, piece: Piece, hidden_NE: Tensor) ->
         tops = (tensor_TK.tolist() for tensor_TK in top_logprobs(head, rows_TE, asked.num_top))
         found.top_logprobs.extend(list(zip(*row, strict=True)) for row in zip(*tops, strict=True))
     if asked.targets is not None:
-        found.target_logprobs_TK.extend(_named(head, rows_TE, asked.targets[piece.start : piece.start + len(rows_TE)]))
+        found.target_logprobs_TK.extend(_named(head, rows_TE, asked.targets[chunk.start : chunk.start + len(rows_TE)]))
     return found
 
 

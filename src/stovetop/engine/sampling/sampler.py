@@ -1,7 +1,7 @@
 # pyright: basic
 """Requests to tokens. New sequences join a running batch; a sequence that has ended leaves it at once.
 
-A step draws one token for every running sequence (`batch.py`), computes pieces of the prompts that wait (`prompts.py`)
+A step draws one token for every running sequence (`batch.py`), computes chunks of the prompts that wait (`prompts.py`)
 and admits new sequences while there is room (`admission.py`).
 
 A failure belongs to the request that caused it. Passes find out in halves which one that is; what raises elsewhere,

@@ -90,7 +90,7 @@ class WaitingPrompts:
         prompt.turn = self._turns.next(prompt.request.queue, 0)
 
     def has_turn(self, prompt: Prompt) -> None:
-        """It is computed now, or a piece of it."""
+        """It is computed now, or a chunk of it."""
         self._turns.served(prompt.turn)
 
     def remove(self, prompt: Prompt) -> None:
