@@ -9,6 +9,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from engine import tiny
 from engine.model.test_attention import SMALL, packed_logits
@@ -209,3 +210,20 @@ def test_a_small_copy_has_two_layers_of_each_kind_and_their_rules(name: str) -> 
 def test_soft_caps_of_the_copy_are_so_low_that_they_show() -> None:
     config = cut_config(on_paper(tf.Gemma2Config(), "Gemma2ForCausalLM"))
     assert config.attn_logit_softcapping == config.final_logit_softcapping == SOFT_CAP
+
+
+def test_a_model_that_only_looks_like_llama_keeps_the_librarys_layers() -> None:
+    """Its parts have the names of Llama's, and compute something else."""
+
+    class Doubled(LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return 2 * super().forward(hidden_states)
+
+    class DoubledLlama(LlamaForCausalLM):
+        def __init__(self, config: tf.LlamaConfig) -> None:
+            super().__init__(config)
+            for layer in self.model.layers:
+                layer.input_layernorm.__class__ = Doubled
+
+    assert adopt(tiny.llama(), "plain", fingerprint="").flat is not None
+    assert adopt(DoubledLlama(tiny.llama().config), "doubled", fingerprint="").flat is None

@@ -169,7 +169,8 @@ def _is_plain(layer: Any) -> bool:
         return False
     groups = ((attention.q_proj, attention.k_proj, attention.v_proj), (layer.mlp.gate_proj, layer.mlp.up_proj))
     return (
-        type(layer.mlp.act_fn).__name__ in SILU
+        isinstance(getattr(attention, "head_dim", None), int)
+        and type(layer.mlp.act_fn).__name__ in SILU
         and all(map(_is_norm, norms))
         and all(_are_alike(group) for group in groups)
     )

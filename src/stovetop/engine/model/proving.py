@@ -14,6 +14,7 @@ Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,10 +37,15 @@ from stovetop.engine.model.flat_decoder import flattened
 from stovetop.engine.model.ways import decoded_logprobs, packed_logprobs
 from stovetop.errors import InvalidRequest, listed
 
+log = logging.getLogger(__name__)
+
 SHORTEST, LEAST_CONTEXT = 5, 8  # tokens: of a sequence, of a model
 GAIN = 1.5  # of random projections: scores then spread so much that a wrong mask changes every logit
 SEEDS = (0, 1, 2)  # tried in turn: with some weights two experts are as good as tied, and rounding decides
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}  # of the spread of the logits
+
+# what the code of a model raises that is not made for what we give it
+ERRORS_OF_MODELS = (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError)
 
 Wrap = Callable[[PreTrainedModel, Arithmetic], BaseModel]
 
@@ -149,11 +155,19 @@ def _proof_with(seed: int, model_class: type[PreTrainedModel], config: Any, wrap
         failure = _not_once(watched.calls, base.num_layers) or _difference(base, watched, sequences, expected)
         if failure is not None:
             return Proof(failure)
-        flat = flat_form(base, watched.calls)
-        is_flat = flat is not None and _difference(flat, _watched(flat, sequences), sequences, expected) is None
-    except (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError) as error:
+    except ERRORS_OF_MODELS as error:
         return Proof(f"it does not run with packed attention ({type(error).__name__}: {error})")
-    return Proof(None, is_flat, is_exact)
+    return Proof(None, _runs_flat(base, watched.calls, sequences, expected), is_exact)
+
+
+def _runs_flat(base: BaseModel, calls: "Sequence[Call]", sequences: list[list[int]], expected: list[Tensor]) -> bool:
+    """Whether our decoder layers compute what the library computes."""
+    try:
+        flat = flat_form(base, calls)
+        return flat is not None and _difference(flat, _watched(flat, sequences), sequences, expected) is None
+    except ERRORS_OF_MODELS as error:
+        log.info("%s has the parts of our decoder layers, which cannot run with them: %r", type(base.trunk), error)
+        return False
 
 
 def flat_form(base: BaseModel, calls: "Sequence[Call]") -> BaseModel | None:
@@ -313,7 +327,7 @@ def check_full_model(base: BaseModel, probe: list[list[int]], expected: list[Ten
 def _watched_or_refused(base: BaseModel, sequences: list[list[int]]) -> _Watched:
     try:
         return _watched(base, sequences)
-    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
+    except ERRORS_OF_MODELS as error:
         raise InvalidRequest(f"base model {base.limits.name!r} does not run with packed attention: {error}") from error
 
 
