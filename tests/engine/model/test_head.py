@@ -119,3 +119,17 @@ def test_top_logprobs_are_the_largest_in_order() -> None:
     expected = head.logits(hidden_NE).log_softmax(-1).topk(3, dim=-1)
     assert torch.equal(tokens_NK, expected.indices)
     torch.testing.assert_close(logprobs_NK, expected.values.detach())
+
+
+def test_float32_factors_are_trained_beside_a_float64_head() -> None:
+    hidden_NE, head = made()
+    (part,) = head.low_ranks
+    assert isinstance(part, LowRank)
+    assert part.by_sibling[0] is not None
+    doubles = part.by_sibling[0]
+    singles = Factors(*(factor.detach().float().requires_grad_() for factor in doubles))
+    expected = torch.autograd.grad(pair_logprobs(head, hidden_NE, ROWS, TARGETS).sum(), doubles)
+    head = replace(head, low_ranks=[replace(part, by_sibling=[singles])])
+    found = torch.autograd.grad(pair_logprobs(head, hidden_NE, ROWS, TARGETS).sum(), singles)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), atol=1e-5, rtol=1e-5)

@@ -95,9 +95,9 @@ class BaseModel:
         prepacked = arithmetic.prepacked if has_room else _as_it_is
         for module in self._lora_linears():
             module.arithmetic = arithmetic
-            if self.flat is None:
-                linear = replace(module.projection.linear, layout=None)
-                module.projection = replace(module.projection, linear=prepacked(linear))
+            linear = replace(module.projection.linear, layout=None)  # nor one that is not used
+            linear = prepacked(linear) if self.flat is None else linear
+            module.projection = replace(module.projection, linear=linear)
         flat = None if self.flat is None else self.flat.changed(prepacked)
         return replace(self, arithmetic=arithmetic, flat=flat, output=prepacked(replace(self.output, layout=None)))
 

@@ -145,7 +145,8 @@ def flattened(trunk: PreTrainedModel, hows: Sequence[How]) -> FlatDecoder | None
     """The flat form of a model whose linears have been wrapped, `hows` being what each layer asks of attention; None
     for one that is built of other parts. The linears of the model read their weights from it from now on."""
     decoder: Any = trunk.get_decoder()
-    if not (_has(decoder, DECODER) and all(map(_is_plain, decoder.layers)) and _is_norm(decoder.norm)):
+    is_plain = _has(decoder, DECODER) and all(map(_is_plain, decoder.layers)) and _is_norm(decoder.norm)
+    if not is_plain or any(map(_is_changed, decoder.modules())):
         return None
     layers = [
         _flat_layer(index, layer, how) for index, (layer, how) in enumerate(zip(decoder.layers, hows, strict=True))
@@ -154,8 +155,15 @@ def flattened(trunk: PreTrainedModel, hows: Sequence[How]) -> FlatDecoder | None
 
 
 def _has(module: nn.Module, children: set[str]) -> bool:
-    """These children, and no weights beside them."""
-    return {name for name, _ in module.named_children()} == children and not list(module.parameters(recurse=False))
+    """These children, and no weights or buffers beside them."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return {name for name, _ in module.named_children()} == children and not own
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether this one module computes something else than others of its class, by hooks or a forward of its own: a
+    small copy has neither."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _is_plain(layer: Any) -> bool:
@@ -177,7 +185,8 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _is_norm(module: Any) -> bool:
-    return [name for name, _ in module.named_parameters()] == ["weight"] and hasattr(module, "variance_epsilon")
+    own = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
+    return own == ["weight"] and hasattr(module, "variance_epsilon")
 
 
 def _are_alike(group: Sequence[Any]) -> bool:

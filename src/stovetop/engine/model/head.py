@@ -214,6 +214,8 @@ class _PairLogprobs(torch.autograd.Function):
         d_hidden_NE = torch.zeros_like(hidden_NE) if ctx.needs_input_grad[0] else None
         d_a_RE = torch.zeros_like(a_RE) if ctx.needs_input_grad[1] else None
         d_b_VR = torch.zeros_like(b_VR) if ctx.needs_input_grad[2] else None
+        if a_RE is not None:  # a model in float64 has logits in float64
+            a_RE, b_VR = a_RE.to(grad_P.dtype), b_VR.to(grad_P.dtype)
         live_P = torch.isin(rows_P, rows_P[grad_P != 0])
         rows_P, targets_P, grad_P = rows_P[live_P], targets_P[live_P], grad_P[live_P]
         for rows_C, place_P, pairs in _chunks(rows_P, head.linear.weight_OI) if len(rows_P) else []:

@@ -293,6 +293,7 @@ def _row_exact(base: BaseModel) -> tuple[BaseModel | None, str]:
         if found is None:
             return exact, ""
         obstacle = obstacle or found
+        del exact  # the weights that it has a second time
     return None, obstacle
 
 
