@@ -1,11 +1,18 @@
 """The number of threads: found by trying, and fewer while other programs want the processors."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from engine import tiny
 from stovetop.engine import threads
 from stovetop.engine.machine import Processors, processors
-from stovetop.engine.threads import LONGEST_PAUSE_S, Threads
+from stovetop.engine.model.loading import adopt
+from stovetop.engine.ops import ForwardBackward, Sample
+from stovetop.engine.threads import LONGEST_PAUSE_S, Threads, set_threads_here
+from stovetop.losses import CrossEntropy
+from stovetop.types import ModelInput, SamplingParams
 
 
 def test_the_fastest_number_is_chosen_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,3 +109,46 @@ def test_the_systems_counters_are_read_for_the_processors_of_this_process(monkey
     if found is not None:  # Linux has /proc/self/task
         assert found.idle_s == 6.0
         assert set(found.waited_s.values()) == {2.5}
+
+
+def test_a_system_that_cannot_open_one_more_file_keeps_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listdir(path: str) -> list[str]:
+        raise OSError(24, "Too many open files", path)
+
+    monkeypatch.setattr("os.listdir", listdir)
+    assert processors() is None
+
+
+def test_a_thread_that_begins_under_the_name_of_one_that_ended_hides_no_other() -> None:
+    waits = iter([{"1": 100.0, "2": 0.0}, {"1": 0.0, "2": 1.0}])
+    chosen: list[int] = []
+    times_s = iter([0.0, 0.0, 1.0])
+    own = Threads(4, lambda: Processors(next(waits), 0.0), chosen.append, lambda: next(times_s))
+    own.look()
+    assert chosen == [3]
+
+
+def test_the_number_is_that_of_the_engines_thread_and_of_none_that_begins_later() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before)
+    with ThreadPoolExecutor(1) as engine, ThreadPoolExecutor(1) as later:
+        engine.submit(set_threads_here, before + 1).result()
+        assert engine.submit(torch.get_num_threads).result() == before + 1
+        assert later.submit(torch.get_num_threads).result() == before
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_deterministic_mode_trains_on_all_threads_for_gradients_round_otherwise_on_fewer(
+    deterministic: bool,
+) -> None:
+    chosen: list[int] = []
+    own = Threads(4, lambda: None, chosen.append)
+    own.number = 2  # others have the rest
+    base = tiny.base_model() if deterministic else adopt(tiny.llama(), "", fingerprint="", deterministic=False)
+    engine = tiny.Engine(base, threads=own)
+    prompt, params = ModelInput.from_ints([1, 2, 3]), SamplingParams(max_tokens=2, seed=0)
+    tiny.run(engine, Sample(None, prompt, 1, params, False, 0))
+    assert chosen == []
+    tiny.run(engine, ForwardBackward(tiny.trained_adapter(engine), [tiny.datum([1, 2, 3])], CrossEntropy()))
+    assert chosen == ([4, 2] if deterministic else [])

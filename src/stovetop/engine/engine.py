@@ -15,6 +15,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import gettempdir
@@ -156,7 +157,7 @@ class Engine:
 
     def _run_pass(self, tasks: list[Task]) -> None:
         began_s, num_tokens = time.perf_counter(), sum(task.micro_batches[0].num_tokens for task in tasks)
-        with Contained() as outcome:
+        with Contained() as outcome, self._threads_kept():
             self._trainer.run_pass(tasks, self.adapters.forget_graphs)
         self.counts.training_s += time.perf_counter() - began_s
         self.counts.num_training_passes += 1
@@ -164,6 +165,12 @@ class Engine:
         if outcome.error is not None:  # a fault of ours, which leaves in doubt how far each of them is
             for task in tasks:
                 task.error = outcome.error
+
+    def _threads_kept(self) -> AbstractContextManager[None]:
+        """In the deterministic mode, of which the products on the way back round otherwise on another number of
+        threads."""
+        is_deterministic = not self._model.arithmetic.can_stack
+        return self._threads.kept() if self._threads is not None and is_deterministic else nullcontext()
 
     def _begin(self, ticket: ops.Ticket) -> Task | None:
         """What a pass is to be done for. An op that needs none is done here."""

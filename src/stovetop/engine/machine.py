@@ -196,11 +196,19 @@ def processors(read: ReadFile = text_of) -> Processors | None:
     if not idle:
         return None
     waited_s: dict[str, float] = {}
-    for task in os.listdir("/proc/self/task"):
+    for task in _tasks():
         times = (read(f"/proc/self/task/{task}/schedstat") or "").split()  # on a processor, waiting for one: ns
         if len(times) > 1:
             waited_s[task] = int(times[1]) / 1e9
     return Processors(waited_s, sum(idle) / os.sysconf("SC_CLK_TCK")) if waited_s else None
+
+
+def _tasks() -> list[str]:
+    """The threads of this process; none where the system does not tell, or has no file left to tell it by."""
+    try:
+        return os.listdir("/proc/self/task")
+    except OSError:
+        return []
 
 
 def _allowed() -> set[int]:

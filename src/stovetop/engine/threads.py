@@ -9,7 +9,9 @@ ten to twenty times as long (`benchmarks/busy.py`). One thread less is then many
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
@@ -48,6 +50,16 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before more are tried
 SOON_S = 5.0  # more threads that are too many within this time should not have been tried
 
 
+def set_threads_here(number: int) -> None:
+    """Torch's number of threads in this thread, and in no other. Torch takes the number that any thread has set last
+    for that of all which begin later, so it is set back, in one that has begun before."""
+    torch.get_num_threads()  # a thread that has not asked yet takes that number when it does
+    with ThreadPoolExecutor(1) as other:
+        default = other.submit(torch.get_num_threads).result()
+        torch.set_num_threads(number)
+        other.submit(torch.set_num_threads, default).result()
+
+
 class Threads:
     """Asked after every piece of work, in the thread that computes; sets torch's number of threads there."""
 
@@ -55,7 +67,7 @@ class Threads:
         self,
         most: int,
         counters: Callable[[], Processors | None] = processors,
-        choose: Callable[[int], None] = torch.set_num_threads,
+        choose: Callable[[int], None] = set_threads_here,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most = self.number = most
@@ -75,9 +87,23 @@ class Threads:
         seen = self._counters()
         if seen is not None:
             before = self._seen.waited_s
-            waited_s = sum(after_s - before[task] for task, after_s in seen.waited_s.items() if task in before)
+            # a thread that has begun since may have the name of one that has ended: its counter goes back
+            waits_s = (after_s - before[task] for task, after_s in seen.waited_s.items() if task in before)
+            waited_s = sum(max(0.0, wait_s) for wait_s in waits_s)
             self._judge(now_s, waited_s / spent_s, (seen.idle_s - self._seen.idle_s) / spent_s)
         self._looked_s, self._seen = now_s, seen
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Within, as many as there were at first: for what comes out otherwise with another number."""
+        if self.number == self._most:
+            yield
+            return
+        self._choose(self._most)
+        try:
+            yield
+        finally:
+            self._choose(self.number)
 
     def _judge(self, now_s: float, num_waiting: float, num_idle: float) -> None:
         """On average so many threads waited, and so many processors had nothing to do."""
