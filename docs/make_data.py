@@ -31,7 +31,8 @@ Every recipe takes its data by one field, `dataset`, and what is held out by `te
 | `no_robots+mine.jsonl` | all rows of both |
 | `no_robots*2+tulu3` | two of the one for one of the other, until the rows of one are used up: none is there twice |
 
-A path that exists is taken as it is, also with a `+` in it. Every epoch has every row once, in an order of its own, and
+A path that exists is taken as it is, also with a `+` in it. Rows are named once: the same file in two places of
+`dataset`, or in `dataset` and `test_dataset`, is refused, as are weights that leave nothing of a set. Every epoch has every row once, in an order of its own, and
 its last batch may be short; before the first step the run says what that comes to:
 
 ```none

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stovetop import named_data, row_sources
 from stovetop.datasets import Row
-from stovetop.errors import InvalidRequest, UnknownName
+from stovetop.errors import InvalidRequest, SeveralProblems, UnknownName
 from stovetop.named_data import LeftOut, Loaded, Published, PublishedRows, load_data
 
 
@@ -145,14 +145,42 @@ def test_a_mixture_is_written_with_its_weights(tmp_path: Path) -> None:
     assert Counter(number >= 100 for number in loaded.train) == {False: 8, True: 4}
 
 
+def test_weights_that_leave_nothing_of_a_set_are_refused(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", range(8)), write(tmp_path / "b.jsonl", range(100, 150))
+    with pytest.raises(InvalidRequest, match=r"no row of '.*b\.jsonl' is trained on, .* a larger weight, or leave it"):
+        load_data(f"{a}*100+{b}", read)
+
+
+def test_rows_are_named_once_so_that_none_is_trained_on_twice_or_held_out_too(tmp_path: Path) -> None:
+    file, copy = write(tmp_path / "a.jsonl", range(8)), write(tmp_path / "copy.jsonl", range(8))
+    for again in (file, copy, f"{file}[:3]"):
+        with pytest.raises(InvalidRequest, match=r"trained on and would be held out too; .*: '.*\.jsonl'"):
+            load_data(file, read, test_dataset=again)
+        with pytest.raises(InvalidRequest, match=r"named twice, .*: '.*\.jsonl'"):
+            load_data(f"{file}[:5]*2+{again}", read, test_size=1)
+
+
+def test_all_that_is_wrong_with_the_sets_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(SeveralProblems) as names:
+        load_data("nope+sample:chat", read, test_dataset="neither")
+    assert len(names.value.problems) == 3
+    with pytest.raises(SeveralProblems) as rows:
+        load_data(write(tmp_path / "broken.jsonl", ["two"]), read, test_dataset=f"{tmp_path}/none.jsonl")
+    assert [each.split(": ")[0] for each in rows.value.problems] == [
+        f"{tmp_path}/broken.jsonl, line 1 needs 'n'",
+        "there is no such file; give the path of one, or sample:NAME",
+    ]
+
+
 # ---- the record
 
 
 def test_the_record_says_which_bytes_were_read(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", range(3))
-    [train, test] = load_data(file, read, test_dataset=file).sources
-    assert (train.role, train.num_rows, test.role) == ("train", 3, "test")
-    assert train.digest == test.digest == row_sources.digest_of(file)
+    other = write(tmp_path / "other.jsonl", range(3, 5))
+    [train, test] = load_data(file, read, test_dataset=other).sources
+    assert (train.role, train.num_rows, test.role, test.num_rows) == ("train", 3, "test", 2)
+    assert (train.digest, test.digest) == (row_sources.digest_of(file), row_sources.digest_of(other))
     write(tmp_path / "rows.jsonl", [0, 1, 4])
     assert load_data(file, read).sources[0].digest != train.digest
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
+from stovetop.checks import collecting
 from stovetop.datasets import Row, Split, interleave, row_of, shuffled, split_rows
 from stovetop.errors import InvalidRequest
 from stovetop.hub import asking
@@ -122,19 +123,38 @@ def load_data(
     chosen by `seed`, with `half_at_most` no more than half. `revisions` are commits of a hub that are to be read
     instead of the newest: those that a run began with (`Run.revisions`)."""
     table = named or {}
-    terms, test_terms = parse_terms(dataset, table), parse_terms(test_dataset, table) if test_dataset else []
+    terms, test_terms = list[Term](), list[Term]()
+    with collecting() as problem:
+        with problem:
+            terms += parse_terms(dataset, table)
+        with problem:
+            test_terms += [] if test_dataset is None else parse_terms(test_dataset, table)
     with ExitStack() as stack:
         asks = any(term.source is None or is_on_hub(term.source) for term in (*terms, *test_terms))
         reader = _Reader(read, table, stack.enter_context(asking()) if asks else None, revisions or {})
-        if test_dataset is None:
-            parts = [reader.split(term, test_size, seed, half_at_most=half_at_most) for term in terms]
-        else:
-            parts = [Split(shuffled(reader.rows(term, "train"), seed), list[_Read[T]]()) for term in terms]
-            parts += [Split(list[_Read[T]](), reader.rows(term, "test")) for term in test_terms]
+        parts: list[Split[_Read[T]]] = []
+        problem = stack.enter_context(collecting())
+        for term in terms:
+            with problem:
+                if test_dataset is None:
+                    parts.append(reader.split(term, test_size, seed, half_at_most=half_at_most))
+                else:
+                    parts.append(Split(shuffled(reader.rows(term, "train"), seed), []))
+        for term in test_terms:
+            with problem:
+                parts.append(Split([], reader.rows(term, "test")))
+    _check_apart(reader.sources)
     test = [made for _, rows in parts for made in reader.of_use(rows)]
     trained = [reader.of_use(part.train, term, test) for part, term in zip(parts, terms, strict=False)]
     weights = [term.weight for term in terms if term.weight is not None]
     train = by_weight(trained, weights, seed) if weights else [made for rows in trained for made in rows]
+    drawn = set(map(id, train))
+    for term, rows in zip(terms, trained, strict=False):
+        if drawn.isdisjoint(map(id, rows)):
+            raise InvalidRequest(
+                f"with these weights no row of {term.text!r} is trained on, for the rows of another data set are used "
+                f"up before; give it a larger weight, or leave it out: {dataset!r}"
+            )
     return Loaded(
         train=[item for _, item in train],
         test=[item for _, item in test],
@@ -202,7 +222,12 @@ class _Reader(Generic[T]):
         useful = [row for row in rows if not isinstance(row[1], LeftOut)]
         if not useful:
             return Split(useless, [])  # which is refused with the reasons
-        train, test = split_rows(useful, min(test_size, len(useful) // 2) if half_at_most else test_size, seed)
+        num_test = min(test_size, len(useful) // 2) if half_at_most else test_size
+        if num_test >= len(useful):
+            raise InvalidRequest(
+                f"test_size must leave a row to train on, 0..{len(useful) - 1} of {term.text!r}: {test_size}"
+            )
+        train, test = split_rows(useful, num_test, seed)
         return Split(train + useless, test)
 
     def rows(self, term: Term, role: str) -> list[_Read[T]]:
@@ -276,6 +301,23 @@ class _Reader(Generic[T]):
             return None
         known = [read.revision for read in self.sources if read.source == source and read.revision]
         return known[0] if known else self.revisions.get(source) or hub_revision(source)
+
+
+def _check_apart(sources: Sequence[Source]) -> None:
+    """Refuses the same rows twice: every epoch has each once, and what is held out is not trained on."""
+    known: dict[tuple[str | None, ...], Source] = {}
+    for source in sources:
+        first = known.setdefault((source.digest or source.source, source.split, source.subset), source)
+        if first is source:
+            continue
+        if first.role != source.role:
+            raise InvalidRequest(
+                f"these rows are trained on and would be held out too; name others as test_dataset, or none, and "
+                f"test_size rows are held out: {source.source!r}"
+            )
+        raise InvalidRequest(
+            f"these rows are named twice, and an epoch has each once; name them once: {source.source!r}"
+        )
 
 
 def by_weight(trained: Sequence[Sequence[tuple[int, T]]], weights: Sequence[float], seed: int) -> list[tuple[int, T]]:

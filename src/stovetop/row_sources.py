@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from stovetop.checks import collecting
 from stovetop.errors import InvalidRequest, UnknownName
 from stovetop.extras import import_extra
 from stovetop.hub import asking
@@ -66,6 +67,8 @@ def is_file(source: str, path: Path) -> bool:
 
 def check_name(source: str, path: Path, published: Iterable[str] = ()) -> None:
     """Refuses what cannot be a source."""
+    if source.startswith(SAMPLE) and source.removeprefix(SAMPLE) not in sample_names():
+        raise UnknownName("sample", source.removeprefix(SAMPLE), sample_names())
     if is_file(source, path) or source.count("/") == 1 or (path.is_dir() and source != ""):
         return
     known = [*published, *(SAMPLE + sample for sample in sample_names())]
@@ -108,10 +111,7 @@ def open_rows(source: str, part: HubPart = ALL, problem: str | None = None) -> I
 
 
 def _open_sample(source: str) -> Iterator[PlacedRow]:
-    name = source.removeprefix(SAMPLE)
-    if name not in sample_names():
-        raise UnknownName("sample", name, sample_names())
-    file = importlib.resources.files("stovetop") / "samples" / f"{name}.jsonl"
+    file = importlib.resources.files("stovetop") / "samples" / f"{source.removeprefix(SAMPLE)}.jsonl"
     return _parse_rows(file.read_bytes().split(b"\n"), source)
 
 
@@ -250,7 +250,11 @@ def parse_terms(dataset: str, names: Iterable[str]) -> list[Term]:
     gives it a weight. A path that exists is taken as it is, whatever is in it."""
     names = list(names)
     exists = is_folder(dataset) or path_of(dataset).is_file()
-    terms = [_term(text.strip(), names) for text in ([dataset] if exists or not dataset else dataset.split("+"))]
+    terms: list[Term] = []
+    with collecting() as problem:
+        for text in [dataset] if exists or not dataset else dataset.split("+"):
+            with problem:
+                terms.append(_term(text.strip(), names))
     weights = [term.weight for term in terms if term.weight is not None]
     if weights and len(weights) < len(terms):
         terms = [term._replace(weight=1.0 if term.weight is None else term.weight) for term in terms]

@@ -70,12 +70,12 @@ def emitted(run: Run, name: str) -> list[dict[str, float]]:
 
 
 def test_load_problems_holds_some_out_or_takes_them_from_another_source(tmp_path: Path, run: Run) -> None:
-    dataset = write_problems(tmp_path / "problems.jsonl")
+    dataset, other = write_problems(tmp_path / "problems.jsonl"), "sample:arithmetic[:5]"
     assert [len(part) for part in rl.load_problems(dataset, run, test_size=3)] == [9, 3]
-    assert [len(part) for part in rl.load_problems(dataset, run, test_dataset=dataset, test_size=3)] == [12, 12]
+    assert [len(part) for part in rl.load_problems(dataset, run, test_dataset=other, test_size=3)] == [12, 5]
     assert emitted(run, "dataset.load") == [
         {"num_train": 9, "num_test": 3, "num_skipped": 0},
-        {"num_train": 12, "num_test": 12, "num_skipped": 0},
+        {"num_train": 12, "num_test": 5, "num_skipped": 0},
     ]
 
 
