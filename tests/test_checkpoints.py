@@ -360,6 +360,18 @@ def test_another_rank_than_the_saved_one_is_refused(tmp_path: Path):
             asyncio.run(resume_or_create(service, tmp_path, model_name=MODEL))
 
 
+def test_an_adapter_to_start_from_with_another_say_on_the_head_is_refused(tmp_path: Path):
+    with open_service(tmp_path) as service:
+        saved = saved_row(service, tmp_path / "before", 1).state_path
+        with pytest.raises(InvalidRequest, match=r"has the output head too; set train_unembed to True: False"):
+            asyncio.run(
+                resume_or_create(
+                    service, tmp_path / "run", model_name=MODEL, lora_rank=8, train_unembed=False,
+                    load_checkpoint_path=saved,
+                )
+            )  # fmt: skip
+
+
 def test_a_run_directory_may_be_moved(tmp_path: Path):
     with open_service(tmp_path / "old") as service:
         saved_row(service, tmp_path / "old", 5)

@@ -223,6 +223,21 @@ NO_RUNS: list[tuple[str, str, str]] = [
         "- num_epochs must be an integer of at least 1: 'two' - Config.group_size must be an integer of at least 2: 1"
         ".*- there is no such file.*'nofile.jsonl' - load_checkpoint_path is no folder",
     ),
+    (
+        "sl_loop",
+        "renderer_name=none trackers=post dataset=nope test_dataset=neither model=nope load_checkpoint_path=/nowhere",
+        "6 things are wrong: - unknown renderer_name 'none'.* - unknown tracker 'post'.* - unknown dataset 'nope'.*"
+        " - unknown dataset 'neither'.* - unknown base_model 'nope'.* - load_checkpoint_path is no folder",
+    ),
+    (
+        "rl_basic",
+        "loss_fn=nope loss_fn_config.beta=1 dataset=nope answers=exact",
+        "2 things are wrong: - unknown loss_fn 'nope'.* - unknown dataset 'nope'",
+    ),
+    ("sl_basic", "dataset=sample:tulu3 and more", "field=value or --field value: 'and'"),
+    ("sl_basic", "--seed 3 more max_steps=-1", "2 things .* value: 'more' - Config.max_steps must be"),
+    ("sl_basic", "load_checkpoint_path=model", "load_checkpoint_path: the checkpoint has no readable manifest.json"),
+    ("sl_loop", "test_dataset=sample:chats", "trained on and would be held out too.*'sample:chats'"),
     ("sl_loop", "lr_schedule=sine", "'cosine'"),
     ("sl_loop", "warmup_steps=-1", "warmup_steps"),
     ("sl_loop", "warmup_steps=99", "warmup_steps must be at most 20, the number of steps: 99"),

@@ -20,7 +20,8 @@ from stovetop.durable import MANIFEST, append_row, make_folders, parse_rows, rea
 from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, TornCheckpoint
 from stovetop.futures import APIFuture
 from stovetop.run_folder import CHECKPOINTS_FILE, STATES_FOLDER, is_run, saved_folders
-from stovetop.types import SaveWeightsForSamplerResponse, SaveWeightsResponse
+from stovetop.saved_states import describe
+from stovetop.types import LoraConfig, SaveWeightsForSamplerResponse, SaveWeightsResponse
 
 log = logging.getLogger(__name__)
 
@@ -313,6 +314,8 @@ async def resume_or_create(
     if positions:
         start = await _resume(service, log_dir, positions, model_name, user_metadata)
     elif load_checkpoint_path is not None:
+        if Path(load_checkpoint_path).is_dir():  # what is on a server says its rank alone, below
+            refuse_another_adapter(describe(Path(load_checkpoint_path)).lora, lora_rank, train_unembed)
         log.info("starting from the weights of %s, with a fresh optimizer", load_checkpoint_path)
         start = Start(await service.create_training_client_from_state(load_checkpoint_path, model_name, user_metadata))
     else:
@@ -321,10 +324,22 @@ async def resume_or_create(
                 model_name, lora_rank, seed, train_unembed=train_unembed, user_metadata=user_metadata
             )
         )
-    saved_rank = start.training_client.get_info().lora_rank
+    _refuse_another_rank(start.training_client.get_info().lora_rank, lora_rank)
+    return start
+
+
+def refuse_another_adapter(saved: LoraConfig, lora_rank: int, train_unembed: bool) -> None:
+    """Refuses to start from an adapter of another rank, or with another say on the output head: it stays as it was
+    saved."""
+    _refuse_another_rank(saved.rank, lora_rank)
+    if saved.train_unembed != train_unembed:
+        head = "has the output head too" if saved.train_unembed else "leaves the output head as it is"
+        raise InvalidRequest(f"the saved adapter {head}; set train_unembed to {saved.train_unembed}: {train_unembed}")
+
+
+def _refuse_another_rank(saved_rank: int | None, lora_rank: int) -> None:
     if saved_rank not in (None, lora_rank):
         raise InvalidRequest(f"the saved adapter has rank {saved_rank}; set lora_rank to it: {lora_rank}")
-    return start
 
 
 def _refuse_lost_rows(log_dir: Path) -> None:

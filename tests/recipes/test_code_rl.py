@@ -84,6 +84,12 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path):
         code_rl.check(config)
 
 
+@pytest.mark.parametrize("field", ["gamma", "clip_epsilon"])
+def test_what_would_leave_nothing_to_learn_from_is_refused(field: str):
+    with pytest.raises(InvalidRequest, match=rf"Config\.{field} must be a finite number above 0 and at most 1: 0"):
+        replace(code_rl.PRESETS["small"], **{field: 0.0})
+
+
 def test_a_warm_up_that_is_longer_than_the_run_is_refused(tmp_path: Path):
     config = replace(code_rl.PRESETS["small"], base_url="recording", log_path=str(tmp_path / "run"))
     code_rl.check(replace(config, warmup_steps=16))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 OTHER_FLAGS = ("dry-run", "debug", "help")  # of a command that takes a config
+_NO_FIELD = "a field is given as field=value or --field value: {!r}"
 FIRST_FIELDS = ("dataset", "test_dataset", "test_size", "model_name", "log_path")  # of what is shown
 
 
@@ -98,7 +99,7 @@ def config_of(
         values = _values_of(_by_field(flags, names, prog, problem), recipe.Config, problem)
         config = _made(recipe.Config, values, default, problem)
         if config is None:  # what fits, so that more than one thing can be said
-            config = _made(recipe.Config, _fitting(values, recipe.Config), default, Problems())
+            config = _made(recipe.Config, _fitting(values, recipe.Config, default), default, Problems())
         if config is not None:
             with problem:
                 also(config)
@@ -136,7 +137,7 @@ def _by_field(flags: Iterable[str], names: FieldNames, prog: str, problem: Probl
         if not flag.startswith("--"):
             if of_this is None:
                 with problem:
-                    raise InvalidRequest(f"a field is given as field=value or --field value: {flag!r}")
+                    raise InvalidRequest(_NO_FIELD.format(flag))
             else:
                 of_this.append(flag)
             continue
@@ -175,6 +176,13 @@ def _values_of(
         if parsed is not None:
             those |= parsed
             continue
+        last = max(index for index, word in enumerate(own) if word.startswith("--"))
+        end = last + (1 if "=" in own[last] else 2)  # of the flag, with its value
+        if own[end:] and (parsed := _parsed({name: hints[name]}, own[:end])) is not None:
+            those |= parsed
+            with problem:
+                raise InvalidRequest(_NO_FIELD.format(own[end]))
+            continue
         with problem:
             text = " ".join(own).removeprefix(f"--{name}").removeprefix("=").strip()
             raise InvalidRequest(f"{name} must be {_accepted(hints[name]) or rule_of(hints[name]).says}: {text!r}")
@@ -209,11 +217,7 @@ def _made(
 ) -> "DataclassInstance | None":
     """The config with these values; None where it is refused."""
     with problem:
-        missing = [
-            field.name
-            for field in dataclasses.fields(config)
-            if field.default is field.default_factory is dataclasses.MISSING and field.name not in values
-        ]
+        missing = [name for name in _without_default(config) if name not in values]
         if missing and default is None:
             raise InvalidRequest(f"a value is needed for {', '.join(missing)}: {missing[0]}=...")
         try:
@@ -233,14 +237,32 @@ def _for_service(values: Mapping[str, object], config: "type[DataclassInstance]"
     return dict.fromkeys(own, None) | dict(values)
 
 
-def _fitting(values: Mapping[str, object], config: "type[DataclassInstance]") -> dict[str, object]:
-    """Those that keep to the rules of their annotations."""
+def _fitting(
+    values: Mapping[str, object], config: "type[DataclassInstance]", default: "DataclassInstance | None"
+) -> dict[str, object]:
+    """Those that keep to the rules of their annotations; and where the config refuses these too (it has checks of its
+    own, of a name that no table has, say), those that it takes one after another."""
     hints = get_type_hints(config, include_extras=True)
     fitting: dict[str, object] = {}
     for name, value in values.items():
         with contextlib.suppress(Unfit):
             fitting[name] = rule_of(hints[name]).taken(value)
-    return fitting
+    if _made(config, fitting, default, Problems()) is not None:
+        return fitting
+    needed = _without_default(config) if default is None else []
+    taken = {name: fitting[name] for name in needed if name in fitting}
+    for name, value in fitting.items():
+        if _made(config, taken | {name: value}, default, Problems()) is not None:
+            taken[name] = value
+    return taken
+
+
+def _without_default(config: "type[DataclassInstance]") -> list[str]:
+    return [
+        field.name
+        for field in dataclasses.fields(config)
+        if field.default is field.default_factory is dataclasses.MISSING
+    ]
 
 
 def with_entries(flags: Iterable[str], config: "type[DataclassInstance]") -> list[str]:

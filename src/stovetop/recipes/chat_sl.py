@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import When
@@ -49,7 +50,11 @@ def check(config: Config) -> None:
 
 def check_data_sets(config: Config) -> None:
     """Refuses chats or problems that cannot be had or have changed, and a warm-up that is longer than the run."""
-    sl_basic.check_chats(config)
+    check_all(lambda: sl_basic.check_chats(config), lambda: check_inline_evals(config))
+
+
+def check_inline_evals(config: Config) -> None:
+    """Refuses sets to evaluate on that cannot be had or have changed."""
     for each in load_inline_evals(config.inline_evals, revisions_in(config.log_path)):
         check_data(config.log_path, f"inline {each.name}", each.sources, config.behavior_if_exists)
 

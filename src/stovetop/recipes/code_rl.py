@@ -38,6 +38,7 @@ from stovetop.tasks.sandbox import find_sandbox
 from stovetop.tracking.configs import HOW_LONG, MAY_CHANGE
 
 Share = Annotated[float, number(at_least=0, at_most=1)]
+SomeShare = Annotated[float, number(above=0, at_most=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Solving(Learner, RewardConfig):
     max_tokens: Positive = 4096
     test_time_s: Seconds = 6.0  # of one test of a program
     max_sandboxes: Positive = field(default=4, metadata=MAY_CHANGE)  # at once
-    gamma: Share = 0.99  # discount of a turn; episodes have one here
+    gamma: SomeShare = 0.99  # discount of a turn; episodes have one here
     gae_lambda: Share = 0.95  # 0: rewards of one turn and the values; 1: rewards alone
     ppo_epochs: Positive = 4  # passes over each batch
     num_substeps: Positive = 1  # updates a pass, each on a part of the data
@@ -72,7 +73,7 @@ class Solving(Learner, RewardConfig):
 @dataclass(frozen=True, kw_only=True)
 class Config(Solving):
     log_path: str = field(default="runs/code_rl", metadata=MAY_CHANGE)
-    clip_epsilon: Share = 0.2  # ratios are limited to 1 - clip_epsilon .. 1 + clip_epsilon
+    clip_epsilon: SomeShare = 0.2  # ratios are limited to 1 - clip_epsilon .. 1 + clip_epsilon
     warm_dataset: str | None = None  # chats to begin with, as in sl_basic; None: there is no such phase
     warm_batch_size: Positive = 16  # chats a step
     warm_learning_rate: LearningRate = 2e-4  # auto likewise
@@ -176,8 +177,9 @@ def check_data_sets(config: Config) -> None:
                 if isinstance(own, CodeConfig):
                     revisions = revisions_in(own.log_path)
                     problems = code.load(own.dataset, own.test_dataset, own.test_size, own.seed, revisions)
-                    check_data(own.log_path, own.dataset, problems.sources, config.behavior_if_exists)
                     num = len(problems.train)
+                    with problem:
+                        check_data(own.log_path, own.dataset, problems.sources, config.behavior_if_exists)
                     check_num_steps(num, own.groups_per_batch, own.num_epochs, own.max_steps, own.warmup_steps)
 
 

@@ -31,6 +31,7 @@ from stovetop.recipes.settings import (
     check_policy_loss,
     check_rate,
     check_renderer_name,
+    check_start,
     check_weights,
 )
 from stovetop.rl.rollouts import OnRolloutError, Seconds
@@ -133,10 +134,12 @@ def check_policy_loss_config(config: PolicyLossConfig) -> None:
 def check_training(config: TrainingConfig, *more: Callable[[], object]) -> None:
     """For a recipe's `check`: refuses what can be known to be wrong with the run's folder, the weights and the rate,
     and what `more` refuses; all of it at once."""
+    path = config.load_checkpoint_path
     check_all(
         lambda: check_opening(config.log_path, config, config.behavior_if_exists),
         *more,
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_weights(config.base_url, config.model_name, path),
+        lambda: check_start("load_checkpoint_path", path, config.lora_rank, config.train_unembed),
         lambda: check_rate(config.learning_rate, config.model_name),
         lambda: check_trackers(config.trackers),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated
 
+from stovetop.checks import check_all
 from stovetop.client import SamplingClient, ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import When, stage
@@ -85,9 +86,11 @@ def check(config: Config) -> None:
 def check_pairs(config: Config) -> None:
     """Refuses comparisons that cannot be had or have changed, and a warm-up that is longer than the run on them."""
     loaded = data.load(config.dataset, config.test_dataset, config.test_size, revisions=revisions_in(config.log_path))
-    check_data(config.log_path, config.dataset, loaded.sources, config.behavior_if_exists)
-    num_pairs = sum(labeled.answers() is not None for labeled in loaded.train)
-    check_num_steps(num_pairs, config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
+    num = sum(labeled.answers() is not None for labeled in loaded.train)
+    check_all(
+        lambda: check_data(config.log_path, config.dataset, loaded.sources, config.behavior_if_exists),
+        lambda: check_num_steps(num, config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps),
+    )
 
 
 async def main(config: Config) -> None:

@@ -15,6 +15,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import When
@@ -80,10 +81,11 @@ def check_problems(config: Config) -> None:
     """Refuses problems that cannot be had, read or have changed, and a warm-up that is longer than the run on them."""
     revisions = revisions_in(config.log_path)
     found = load_math(config.dataset, config.test_dataset, config.test_size, config.seed, config.answers, revisions)
-    check_data(config.log_path, config.dataset, found.loaded.sources, config.behavior_if_exists)
-    check_math(found)
-    check_num_steps(
-        len(found.loaded.train), config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps
+    num, batch_size = len(found.loaded.train), config.groups_per_batch
+    check_all(
+        lambda: check_data(config.log_path, config.dataset, found.loaded.sources, config.behavior_if_exists),
+        lambda: check_math(found),
+        lambda: check_num_steps(num, batch_size, config.num_epochs, config.max_steps, config.warmup_steps),
     )
 
 

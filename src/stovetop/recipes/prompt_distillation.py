@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from stovetop.checks import check_all
+from stovetop.checks import check_all, collecting
 from stovetop.client import ServiceClient
 from stovetop.data_record import refuse_changes, revisions_in
 from stovetop.datasets import split_rows
@@ -132,15 +132,21 @@ def check_texts(config: Config) -> None:
     """Refuses texts, a prompt or chats that cannot be had or have changed, and a test set that leaves nothing to train
     on."""
     with_prompt, without = plan_phases(PHASES, config)
-    if with_prompt.config is not None:
-        languages.load_prompt(config.prompt)
-        texts = languages.load_texts(config.dataset, config.seed, revisions_in(with_prompt.folder))
-        if with_prompt.is_complete:
-            refuse_changes(with_prompt.folder, config.dataset, texts.sources)
-        split = split_rows(list(dict.fromkeys(texts.train)), config.test_size if config.run_training else 0)
-        check_num_steps(len(split.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
-    if isinstance(without.config, sl_basic.Config) and (with_prompt.config is None or with_prompt.is_complete):
-        sl_basic.check_chats(replace(without.config, behavior_if_exists=config.behavior_if_exists))
+    with collecting() as problem:
+        if with_prompt.config is not None:
+            with problem:
+                languages.load_prompt(config.prompt)
+            with problem:
+                texts = languages.load_texts(config.dataset, config.seed, revisions_in(with_prompt.folder))
+                if with_prompt.is_complete:
+                    with problem:
+                        refuse_changes(with_prompt.folder, config.dataset, texts.sources)
+                split = split_rows(list(dict.fromkeys(texts.train)), config.test_size if config.run_training else 0)
+                num = len(split.train)
+                check_num_steps(num, config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
+        if isinstance(without.config, sl_basic.Config) and (with_prompt.config is None or with_prompt.is_complete):
+            with problem:
+                sl_basic.check_chats(replace(without.config, behavior_if_exists=config.behavior_if_exists))
 
 
 async def main(config: Config) -> None:

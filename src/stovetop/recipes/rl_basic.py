@@ -9,11 +9,15 @@ REINFORCEMENT with its own problems: school mathematics, answered in \boxed{}.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
+from stovetop.datasets import Row
 from stovetop.kitchen.workflows import REINFORCEMENT
 from stovetop.lr_schedules import LRSchedule
 from stovetop.recipes.configs import PolicyLossConfig, RewardConfig, TrainingConfig, check_training
@@ -73,13 +77,20 @@ def check_problems(config: Config) -> None:
     """Refuses problems that cannot be had, read or have changed, and a warm-up that is longer than the run on them."""
     revisions = revisions_in(config.log_path)
     rows = problems.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
-    check_data(config.log_path, config.dataset, rows.sources, config.behavior_if_exists)
-    for part in (rows.train, rows.test):
-        if config.answers == "exact":
-            problems_from_rows(part)
-        else:
-            _ = [math.problem_of_row(row, grade_here, f"row {index}") for index, row in enumerate(part)]
-    check_num_steps(len(rows.train), config.groups_per_batch, config.num_epochs, config.max_steps, config.warmup_steps)
+    num, batch_size = len(rows.train), config.groups_per_batch
+    check_all(
+        lambda: check_data(config.log_path, config.dataset, rows.sources, config.behavior_if_exists),
+        *(partial(check_rows, part, config.answers) for part in (rows.train, rows.test)),
+        lambda: check_num_steps(num, batch_size, config.num_epochs, config.max_steps, config.warmup_steps),
+    )
+
+
+def check_rows(rows: Sequence[Row], answers: Answers) -> None:
+    """Refuses rows that are no problems with answers of this kind."""
+    if answers == "exact":
+        problems_from_rows(rows)
+    else:
+        _ = [math.problem_of_row(row, grade_here, f"row {index}") for index, row in enumerate(rows)]
 
 
 async def main(config: Config) -> None:

@@ -25,7 +25,7 @@ from stovetop.lr_schedules import LRSchedule
 from stovetop.preference.comparison_renderer import check_judge
 from stovetop.recipes import sl_basic
 from stovetop.recipes.configs import AdapterConfig, PolicyLossConfig, RewardConfig, TrainingConfig
-from stovetop.recipes.settings import Count, LearningRate, Positive, check_rate, check_weights
+from stovetop.recipes.settings import Count, LearningRate, Positive, check_rate, check_start, check_weights
 from stovetop.rules import Whole
 from stovetop.runs import check_opening
 from stovetop.tasks import comparisons as data
@@ -139,6 +139,7 @@ def check(config: Config) -> None:
             sft_checkpoint_path=config.sft_checkpoint_path,
             rm_weights_path=config.rm_weights_path,
         ),
+        lambda: check_start("sft_checkpoint_path", config.sft_checkpoint_path, config.lora_rank, config.train_unembed),
         lambda: check_judge(config.base_url, config.model_name, config.renderer_name),
         *(partial(check_rate, rate, config.model_name) for rate in rates),
     )

@@ -4,17 +4,21 @@ a run that goes on may have another value is in its metadata (`tracking.configs`
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from stovetop.arguments import is_local
 from stovetop.backends import check_base_url
-from stovetop.errors import CheckpointNotFound, InvalidRequest, UnknownName
+from stovetop.checkpoints import refuse_another_adapter
+from stovetop.checks import check_all
+from stovetop.errors import CheckpointError, CheckpointNotFound, InvalidRequest, UnknownName
 from stovetop.hyperparams import GivenRate, get_lr
 from stovetop.losses import LOSSES, parse_loss
 from stovetop.model_store import check_model_name
 from stovetop.renderers import supported_renderers
 from stovetop.rules import AnyOf, OneOf, Whole, number
+from stovetop.saved_states import SavedState, describe
 
 Positive = Annotated[int, Whole(1)]  # of what there has to be one of
 Count = Annotated[int, Whole(0)]  # of what there may be none of; for cadences, 0 is never
@@ -69,7 +73,24 @@ def check_weights(
     check_base_url(base_url)
     if not is_local(base_url):
         return
-    check_model_name(model_name)
-    for name, path in {"load_checkpoint_path": load_checkpoint_path, **others}.items():
-        if path is not None and not Path(path).is_dir():
-            raise CheckpointNotFound(f"{name} is no folder of a checkpoint: {path}")
+    checkpoints = {"load_checkpoint_path": load_checkpoint_path, **others}
+    check_all(
+        lambda: check_model_name(model_name),
+        *(partial(check_checkpoint, name, path) for name, path in checkpoints.items() if path is not None),
+    )
+
+
+def check_checkpoint(name: str, path: str) -> SavedState:
+    """Refuses what is no folder of a saved adapter. `name` is that of the field."""
+    if not Path(path).is_dir():
+        raise CheckpointNotFound(f"{name} is no folder of a checkpoint: {path}")
+    try:
+        return describe(Path(path))
+    except CheckpointError as error:
+        raise InvalidRequest(f"{name}: {error}") from error
+
+
+def check_start(name: str, path: str | None, lora_rank: int, train_unembed: bool) -> None:
+    """Refuses to start from an adapter on this machine that is another one than the config says."""
+    if path is not None and Path(path).is_dir():
+        refuse_another_adapter(check_checkpoint(name, path).lora, lora_rank, train_unembed)

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from stovetop.checks import check_all
 from stovetop.client import ServiceClient
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen.workflows import SUPERVISED
@@ -52,8 +53,11 @@ def check_chats(config: Config) -> None:
     """Refuses chats that cannot be had or have changed, and a warm-up that is longer than the run on them."""
     revisions = revisions_in(config.log_path)
     chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
-    check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
-    check_num_steps(len(chats.train), config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps)
+    num = len(chats.train)
+    check_all(
+        lambda: check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists),
+        lambda: check_num_steps(num, config.batch_size, config.num_epochs, config.max_steps, config.warmup_steps),
+    )
 
 
 async def main(config: Config) -> None:

@@ -38,6 +38,7 @@ from stovetop.recipes.settings import (
     check_at_most,
     check_rate,
     check_renderer_name,
+    check_start,
     check_weights,
 )
 from stovetop.renderers import get_renderer
@@ -95,10 +96,12 @@ class Config:
 
 def check(config: Config) -> None:
     """Refuses what can be known to be wrong without a model and without writing anything."""
+    path = config.load_checkpoint_path
     check_all(
         lambda: check_opening(config.log_path, config, config.behavior_if_exists),
         lambda: load(config),
-        lambda: check_weights(config.base_url, config.model_name, config.load_checkpoint_path),
+        lambda: check_weights(config.base_url, config.model_name, path),
+        lambda: check_start("load_checkpoint_path", path, config.lora_rank, config.train_unembed),
         lambda: check_rate(config.learning_rate, config.model_name),
         lambda: check_trackers(config.trackers),
     )
@@ -109,8 +112,10 @@ def load(config: Config) -> Loaded[list[Message]]:
     revisions = revisions_in(config.log_path)
     chats = data.load(config.dataset, config.test_dataset, config.test_size, config.seed, revisions)
     num_steps = -(-len(chats.train) // config.batch_size) * config.num_epochs
-    check_at_most("warmup_steps", config.warmup_steps, num_steps, "steps")
-    check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists)
+    check_all(
+        lambda: check_at_most("warmup_steps", config.warmup_steps, num_steps, "steps"),
+        lambda: check_data(config.log_path, config.dataset, chats.sources, config.behavior_if_exists),
+    )
     return chats
 
 

@@ -4,6 +4,7 @@ yet."""
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from stovetop.checks import check_all
 from stovetop.data_record import check_data, revisions_in
 from stovetop.kitchen import RunConfig
 from stovetop.lr_schedules import LRSchedule
@@ -92,5 +93,8 @@ def check_phase(own: RunConfig | None, behavior_if_exists: BehaviorIfExists) -> 
         sl_basic.check(replace(own, behavior_if_exists=behavior_if_exists))
     elif isinstance(own, StudentConfig):
         loaded = prompts.load(own.dataset, None, own.test_size, own.seed, revisions_in(own.log_path))
-        check_data(own.log_path, own.dataset, loaded.sources, behavior_if_exists)
-        check_num_steps(len(loaded.train), own.groups_per_batch, own.num_epochs, own.max_steps, own.warmup_steps)
+        num = len(loaded.train)
+        check_all(
+            lambda: check_data(own.log_path, own.dataset, loaded.sources, behavior_if_exists),
+            lambda: check_num_steps(num, own.groups_per_batch, own.num_epochs, own.max_steps, own.warmup_steps),
+        )
