@@ -237,11 +237,10 @@ def digests(run: Path) -> list[object]:
 def test_where_no_run_comes_to_a_step_it_says_why_each_has_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "empty").mkdir()
-    assert sweep(tmp_path / "s", "seed=0,1", f"load_checkpoint_path={tmp_path / 'empty'}") == 1
+    assert sweep(tmp_path / "s", "seed=0,1", f"load_checkpoint_path={tmp_path / 'none'}") == 1
     seen = capsys.readouterr()
     assert "2 of 2 runs have failed" in seen.err
-    assert seen.err.count(str(tmp_path / "empty")) == 2
+    assert seen.err.count(str(tmp_path / "none")) == 2
     assert "there is no table: no run of this sweep has logged a step yet" in seen.out
 
 
