@@ -66,7 +66,7 @@ class Published(Generic[T]):
 class Source:
     """What was read, for the record of a run: two runs with equal sources had the same data."""
 
-    role: str  # "train" or "test"
+    role: str  # "train" or "test"; "prompt" of a file that answers are made with
     source: str  # a file, a sample, a folder, "owner/name"
     num_rows: int
     split: str | None = None

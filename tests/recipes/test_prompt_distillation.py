@@ -101,6 +101,19 @@ def test_a_run_that_is_killed_in_either_phase_goes_on_to_the_same_numbers(monkey
     assert (student_rows("killed"), weights("killed")) == (student_rows("whole"), weights("whole"))
 
 
+def test_a_prompt_that_has_changed_since_the_answers_were_made_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = Path("prompt.txt")
+    prompt.write_text("Say x: {text}")
+    words = ["prompt=prompt.txt", "max_steps=1"]
+    assert run_in("run", *words, "run_training=False") == 0
+    prompt.write_text("Say y: {text}")
+    for more in (["--dry-run"], []):
+        assert run_in("run", *words, *more) == 2
+        assert "prompt rows of prompt.txt: 1 (" in capsys.readouterr().err
+    prompt.write_text("Say x: {text}")
+    assert run_in("run", *words, "--dry-run") == 0
+
+
 def test_texts_whose_answer_does_not_match_are_left_out_and_counted() -> None:
     assert run_in("run", "answer_pattern=^([ -~])", "temperature=1", "run_training=False") == 0
     [counted] = [event.values for event in load("run/1_answers").events if event.name == "answers.complete"]

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from stovetop.checks import check_all, collecting
 from stovetop.client import ServiceClient
-from stovetop.data_record import refuse_changes, revisions_in
+from stovetop.data_record import record_data, refuse_changes, revisions_in
 from stovetop.datasets import split_rows
 from stovetop.distillation.prompted import compile_answer_pattern
 from stovetop.kitchen import Finished, Phase, Workflow, run_phases, stage
@@ -82,8 +82,9 @@ def load_texts(dataset: str, run: Run, seed: int = 0) -> list[str]:
 
 
 @stage(writes="instruction")
-def load_prompt(prompt: str) -> list[Message]:
-    """The long prompt."""
+def load_prompt(prompt: str, run: Run) -> list[Message]:
+    """The long prompt. The run keeps which bytes it was, as of what it trains on."""
+    record_data(run.path, f"prompt {prompt}", languages.sources_of_prompt(prompt))
     return languages.load_prompt(prompt)
 
 
@@ -136,6 +137,9 @@ def check_texts(config: Config) -> None:
         if with_prompt.config is not None:
             with problem:
                 languages.load_prompt(config.prompt)
+                if with_prompt.is_complete:
+                    sources = languages.sources_of_prompt(config.prompt)
+                    refuse_changes(with_prompt.folder, f"prompt {config.prompt}", sources)
             with problem:
                 texts = languages.load_texts(config.dataset, config.seed, revisions_in(with_prompt.folder))
                 if with_prompt.is_complete:

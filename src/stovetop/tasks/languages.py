@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from stovetop.datasets import Row, load_chats
 from stovetop.distillation.prompted import Prompt, check_prompt
 from stovetop.errors import InvalidRequest, UnknownName
-from stovetop.named_data import LeftOut, Loaded, load_data
+from stovetop.named_data import LeftOut, Loaded, Source, load_data
 from stovetop.renderers.messages import Message
-from stovetop.row_sources import path_of
+from stovetop.row_sources import digest_of, path_of
 from stovetop.rules import shown
 
 ANSWER_PATTERN = r"Final Answer: (\w+)"  # of `rules`; its group is the label
@@ -83,6 +83,11 @@ def load_prompt(name: str) -> list[Message]:
             raise InvalidRequest(f"the file of a prompt has one chat, and this one has {len(chats)}: {name!r}")
         return list(check_prompt(chats[0]))
     raise UnknownName("prompt", name, PROMPTS, hint="Or pass FILE.txt or FILE.jsonl, in which {text} is the text")
+
+
+def sources_of_prompt(name: str) -> list[Source]:
+    """The file that a prompt is in, if it is in one, for the record of a run."""
+    return [] if name in PROMPTS else [Source("prompt", name, num_rows=1, digest=digest_of(name))]
 
 
 def load_texts(dataset: str, seed: int = 0, revisions: Mapping[str, str] | None = None) -> Loaded[str]:
