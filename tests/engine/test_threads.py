@@ -1,5 +1,6 @@
 """The number of threads: found by trying, and fewer while other programs want the processors."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,10 +8,11 @@ import torch
 
 from engine import tiny
 from stovetop.engine import threads
-from stovetop.engine.machine import Processors, processors
+from stovetop.engine.machine import Processors, processors, set_threads_here
+from stovetop.engine.model import exactness
 from stovetop.engine.model.loading import adopt
 from stovetop.engine.ops import ForwardBackward, Sample
-from stovetop.engine.threads import LONGEST_PAUSE_S, Threads, set_threads_here
+from stovetop.engine.threads import LONGEST_PAUSE_S, Threads
 from stovetop.losses import CrossEntropy
 from stovetop.types import ModelInput, SamplingParams
 
@@ -152,3 +154,19 @@ def test_the_deterministic_mode_trains_on_all_threads_for_gradients_round_otherw
     assert chosen == []
     tiny.run(engine, ForwardBackward(tiny.trained_adapter(engine), [tiny.datum([1, 2, 3])], CrossEntropy()))
     assert chosen == ([4, 2] if deterministic else [])
+
+
+def test_a_model_that_loads_is_tried_on_several_numbers_in_its_own_thread_only() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before)
+    with ThreadPoolExecutor(1) as loader:
+        tried = loader.submit(lambda: list(number_and_that_of_new_threads(4))).result()
+        assert loader.submit(torch.get_num_threads).result() == 4
+    assert set(tried) == {(1, before), (2, before), (4, before)}
+
+
+def number_and_that_of_new_threads(number: int) -> Iterator[tuple[int, int]]:
+    set_threads_here(number)
+    for _ in exactness._on_threads([0]):  # pyright: ignore[reportPrivateUsage]  what a check goes through
+        with ThreadPoolExecutor(1) as new:
+            yield torch.get_num_threads(), new.submit(torch.get_num_threads).result()

@@ -15,6 +15,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -136,9 +137,9 @@ def _field(text: str | None, name: str) -> int | None:
 
 
 class SharedSettings:
-    """What torch has once for the whole process. Loading a model changes some of it for a while: transformers the
-    default dtype and the functions that fill new tensors, we the number of threads. Of two threads that did so at once,
-    one would put back what the other had set.
+    """What torch has once for the whole process. Loading a model changes some of it for a while: the default dtype, the
+    functions that fill new tensors, and, if only for a moment, the number of threads (`set_threads_here`). Of two
+    threads that did so at once, one would put back what the other had set.
 
     Whatever computes meanwhile must not depend on them: every new tensor of the engine is given its dtype."""
 
@@ -176,6 +177,16 @@ class SharedSettings:
 
 
 SHARED = SharedSettings()
+
+
+def set_threads_here(number: int) -> None:
+    """Torch's number of threads in this thread, and in no other. Torch takes the number that any thread has set last
+    for that of all which begin later, so it is set back, in one that has begun before."""
+    torch.get_num_threads()  # a thread that has not asked yet takes that number when it does
+    with ThreadPoolExecutor(1) as other:
+        default = other.submit(torch.get_num_threads).result()
+        torch.set_num_threads(number)
+        other.submit(torch.set_num_threads, default).result()
 
 
 # ---- processors that others want -------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ ten to twenty times as long (`benchmarks/busy.py`). One thread less is then many
 import math
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
 
-from stovetop.engine.machine import Processors, available_cores, processors
+from stovetop.engine.machine import Processors, available_cores, processors, set_threads_here
 
 TOKENS, HIDDEN, INTERMEDIATE = 256, 576, 1536  # the linears of a small model: what most of the time goes into
 
@@ -48,16 +47,6 @@ CROWDED = 0.15  # threads of this process that waited for a processor, on averag
 FREE = 0.85  # processors that had nothing to do, from which there may be one more
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before more are tried
 SOON_S = 5.0  # more threads that are too many within this time should not have been tried
-
-
-def set_threads_here(number: int) -> None:
-    """Torch's number of threads in this thread, and in no other. Torch takes the number that any thread has set last
-    for that of all which begin later, so it is set back, in one that has begun before."""
-    torch.get_num_threads()  # a thread that has not asked yet takes that number when it does
-    with ThreadPoolExecutor(1) as other:
-        default = other.submit(torch.get_num_threads).result()
-        torch.set_num_threads(number)
-        other.submit(torch.set_num_threads, default).result()
 
 
 class Threads:

@@ -9,7 +9,6 @@ Shapes: `I` inputs, `O` outputs, `R` rows, `T` tokens of a sequence, `V` vocabul
 """
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from stovetop.engine.kernels.arithmetic import ROW_MULTIPLE, Arithmetic, FrozenL
 from stovetop.engine.kernels.block_attention import KEY_BLOCK, QUERY_MULTIPLE
 from stovetop.engine.lora.routing import Rows
 from stovetop.engine.lora.weights import initial_weights
+from stovetop.engine.machine import set_threads_here
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.ways import decoded_logprobs, packed_logprobs
 from stovetop.types import LoraConfig
@@ -97,14 +97,14 @@ def broken_fact(arithmetic: Arithmetic, linears: list[FrozenLinear], head_size: 
 
 
 def _on_threads(items: list[int]) -> Iterator[int]:
-    """Each item with one thread and with as many as are set."""
+    """Each item with one thread, with as many as are set, and with a number between, for all of them may be used."""
     threads = torch.get_num_threads()
     try:
-        for number, item in itertools.product({1, threads}, items):
-            torch.set_num_threads(number)
-            yield item
+        for number in {1, (threads + 1) // 2, threads}:
+            set_threads_here(number)
+            yield from items
     finally:
-        torch.set_num_threads(threads)
+        set_threads_here(threads)
 
 
 # ---- the promise -----------------------------------------------------------------------------------------------------
