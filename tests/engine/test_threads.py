@@ -121,6 +121,15 @@ def test_a_system_that_cannot_open_one_more_file_keeps_the_number(monkeypatch: p
     assert processors() is None
 
 
+def test_counters_that_could_not_be_read_once_are_read_again() -> None:
+    machine = Machine(4)
+    told = iter([machine.counters(), None])
+    machine.threads = Threads(4, lambda: next(told, machine.counters()), machine.chosen.append, lambda: machine.now_s)
+    machine.busy = 1.0
+    machine.run(2)
+    assert machine.chosen == [3]
+
+
 def test_a_thread_that_begins_under_the_name_of_one_that_ended_hides_no_other() -> None:
     waits = iter([{"1": 100.0, "2": 0.0}, {"1": 0.0, "2": 1.0}])
     chosen: list[int] = []
@@ -170,3 +179,17 @@ def number_and_that_of_new_threads(number: int) -> Iterator[tuple[int, int]]:
     for _ in exactness._on_threads([0]):  # pyright: ignore[reportPrivateUsage]  what a check goes through
         with ThreadPoolExecutor(1) as new:
             yield torch.get_num_threads(), new.submit(torch.get_num_threads).result()
+
+
+def test_a_process_that_may_begin_no_thread_keeps_the_number_and_tries_again() -> None:
+    def choose(number: int) -> None:
+        raise RuntimeError("can't start new thread")
+
+    machine = Machine(4)
+    machine.threads = Threads(4, machine.counters, choose, lambda: machine.now_s)
+    machine.busy = 1.0
+    machine.run(1)
+    assert machine.threads.number == 4
+    machine.threads._choose = machine.chosen.append  # pyright: ignore[reportPrivateUsage]  there is room again
+    machine.run(1)
+    assert machine.threads.number == 3

@@ -181,7 +181,8 @@ SHARED = SharedSettings()
 
 def set_threads_here(number: int) -> None:
     """Torch's number of threads in this thread, and in no other. Torch takes the number that any thread has set last
-    for that of all which begin later, so it is set back, in one that has begun before."""
+    for that of all which begin later, so it is set back, in one that has begun before. RuntimeError where no thread may
+    begin."""
     torch.get_num_threads()  # a thread that has not asked yet takes that number when it does
     with ThreadPoolExecutor(1) as other:
         default = other.submit(torch.get_num_threads).result()

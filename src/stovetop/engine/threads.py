@@ -10,7 +10,7 @@ ten to twenty times as long (`benchmarks/busy.py`). One thread less is then many
 import math
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -73,14 +73,14 @@ class Threads:
         spent_s = now_s - self._looked_s
         if self._most == 1 or self._seen is None or spent_s < INTERVAL_S:
             return
-        seen = self._counters()
-        if seen is not None:
-            before = self._seen.waited_s
-            # a thread that has begun since may have the name of one that has ended: its counter goes back
-            waits_s = (after_s - before[task] for task, after_s in seen.waited_s.items() if task in before)
-            waited_s = sum(max(0.0, wait_s) for wait_s in waits_s)
-            self._judge(now_s, waited_s / spent_s, (seen.idle_s - self._seen.idle_s) / spent_s)
+        seen, before = self._counters(), self._seen
+        if seen is None:  # this once
+            return
         self._looked_s, self._seen = now_s, seen
+        # a thread that has begun since may have the name of one that has ended: its counter goes back
+        waits_s = (s - before.waited_s[task] for task, s in seen.waited_s.items() if task in before.waited_s)
+        waited_s = sum(max(0.0, wait_s) for wait_s in waits_s)
+        self._judge(now_s, waited_s / spent_s, (seen.idle_s - before.idle_s) / spent_s)
 
     @contextmanager
     def kept(self) -> Generator[None]:
@@ -92,7 +92,8 @@ class Threads:
         try:
             yield
         finally:
-            self._choose(self.number)
+            with suppress(RuntimeError):  # what was done within is done
+                self._choose(self.number)
 
     def _judge(self, now_s: float, num_waiting: float, num_idle: float) -> None:
         """On average so many threads waited, and so many processors had nothing to do."""
@@ -106,6 +107,7 @@ class Threads:
             self._set(min(self._most, self.number + round(num_idle)), now_s)
 
     def _set(self, number: int, now_s: float) -> None:
-        self._rose = number > self.number
-        self.number, self._changed_s = number, now_s
-        self._choose(number)
+        self._changed_s = now_s
+        with suppress(RuntimeError):  # no thread may begin now: it is tried again
+            self._choose(number)
+            self.number, self._rose = number, number > self.number
