@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from stovetop.backends.queues import Entry
 from stovetop.engine import ops
 from stovetop.errors import Cancelled, CheckpointError, RequestFailedError, StovetopError
 
@@ -23,6 +24,7 @@ class Accepted:
     future: "Future[Any]"
     check: Check | None
     after: "Sequence[Future[Any]]"
+    entry: Entry  # in its queue
     ticket: ops.Ticket | None = None  # since the engine has it
 
     def answer(self, result: ops.Result, error: BaseException | None, *, as_it_is: bool = False) -> None:

@@ -203,9 +203,9 @@ class EngineThread:
         check: Check | None = None,
         after: "Sequence[Future[Any]]" = (),
     ) -> Accepted:
-        accepted = Accepted(what, op, finish, pending(ops.queue_of(op)), check, after)
+        entry = self._queues.add(op)
+        accepted = Accepted(what, op, finish, pending(entry.queue), check, after, entry)
         self._unanswered.add(accepted)
-        self._queues.add(op)
         self._inbox.put(partial(self._submit, accepted))
         return accepted
 
@@ -377,7 +377,7 @@ class EngineThread:
         """Where this raises, the call is still among those that the end of the engine answers. `as_it_is`: the error
         says what was wrong with the call, which has not begun."""
         with self._lock:
-            self._queues.remove(accepted.op)
+            self._queues.remove(accepted.entry)
         accepted.answer(result, error, as_it_is=as_it_is)
         with self._lock:
             self._unanswered.discard(accepted)

@@ -25,6 +25,13 @@ class Waiting(NamedTuple):
     num_tokens: int = 0  # to be computed and drawn
 
 
+class Entry(NamedTuple):
+    """What an op counts for in its queue, from when it is accepted until it is answered."""
+
+    queue: str
+    num_tokens: int
+
+
 class Queues:
     """Of one engine. Used under its thread's lock."""
 
@@ -43,17 +50,18 @@ class Queues:
                 f"again: {waiting.num_ops:,} wait, with {waiting.num_tokens:,} tokens"
             )
 
-    def add(self, op: ops.Op) -> None:
+    def add(self, op: ops.Op) -> Entry:
         """It waits."""
-        self._count(op, 1)
+        entry = Entry(ops.queue_of(op), ops.num_tokens(op))
+        self._count(entry, 1)
+        return entry
 
-    def remove(self, op: ops.Op) -> None:
+    def remove(self, entry: Entry) -> None:
         """It is answered."""
-        self._count(op, -1)
+        self._count(entry, -1)
 
-    def _count(self, op: ops.Op, sign: int) -> None:
-        name = ops.queue_of(op)
-        before = self.waiting.pop(name, Waiting())
-        after = Waiting(before.num_ops + sign, before.num_tokens + sign * ops.num_tokens(op))
+    def _count(self, entry: Entry, sign: int) -> None:
+        before = self.waiting.pop(entry.queue, Waiting())
+        after = Waiting(before.num_ops + sign, before.num_tokens + sign * entry.num_tokens)
         if after.num_ops > 0:
-            self.waiting[name] = after
+            self.waiting[entry.queue] = after

@@ -5,7 +5,7 @@ import weakref
 from dataclasses import replace
 
 from stovetop.engine.lora.weights import AdapterWeights, Moments, Tensors
-from stovetop.engine.training.optimizer import MomentsLost, adamw
+from stovetop.engine.training.optimizer import MomentsLost, Stepped, adamw
 from stovetop.errors import CheckpointError, InvalidRequest
 from stovetop.input_checks import check_step
 from stovetop.types import AdamParams, OptimStepResponse
@@ -52,22 +52,19 @@ class Adapter:
         check_step(gradients, failure)
         assert gradients is not None, "check_step has refused that"
         self._require_moments()
-        keep_moments = self._still_shared() is not None
+        keep_moments, stepped = self._still_shared() is not None, None
         try:
             stepped = adamw(self.weights.tensors, gradients, self.moments, params, keep_moments=keep_moments)
-        except MomentsLost as lost:
-            self._lost = lost.__cause__ or lost
-            raise self._lost from None
-        self.weights, self.moments = replace(self.weights, tensors=stepped.weights), stepped.moments
+            weights, response = replace(self.weights, tensors=stepped.weights), _response(stepped)
+        except BaseException as error:  # the step is told to have failed, so it has not happened
+            cause = (error.__cause__ or error) if isinstance(error, MomentsLost) else error
+            if isinstance(error, MomentsLost) or stepped is not None:
+                self._lost = cause
+            raise cause from None
+        self.weights, self.moments = weights, stepped.moments
         if not stepped.skipped:
             self._shared = None
-        return OptimStepResponse(
-            {
-                "grad_norm": stepped.grad_norm,
-                "update_norm": stepped.update_norm,
-                "skipped_nonfinite": float(stepped.skipped),
-            }
-        )
+        return response
 
     def restore(self, weights: AdapterWeights, moments: Moments) -> None:
         if weights.tensors.keys() != self.weights.tensors.keys():
@@ -78,3 +75,13 @@ class Adapter:
             )
         self.weights, self.moments, self._shared = weights, moments, None
         self.gradients, self._failure, self._lost = None, None, None
+
+
+def _response(stepped: Stepped) -> OptimStepResponse:
+    return OptimStepResponse(
+        {
+            "grad_norm": stepped.grad_norm,
+            "update_norm": stepped.update_norm,
+            "skipped_nonfinite": float(stepped.skipped),
+        }
+    )
