@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.untried.captured import on_cuda
 from stovetop.engine.untried.ragged_attention import by_ragged_kernel
 from stovetop.losses import CrossEntropy, ImportanceSampling

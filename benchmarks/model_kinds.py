@@ -26,7 +26,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy

@@ -18,8 +18,8 @@ from engine import tiny
 from stovetop.backends.engine_thread import EngineThread
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.futures import APIFuture, when_done
 from stovetop.losses import CrossEntropy
 from stovetop.types import Datum, LoraConfig, ModelInput, SampleResponse, SamplingParams, TensorData

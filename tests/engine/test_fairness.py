@@ -9,8 +9,8 @@ from costly import slow_but
 from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling import admission
 from stovetop.errors import Cancelled, InvalidRequest
 from stovetop.losses import CrossEntropy

@@ -12,8 +12,8 @@ from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.routing import Stack
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling import batch
 from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import InvalidRequest

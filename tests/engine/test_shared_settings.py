@@ -17,8 +17,9 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.weights import Moments
 from stovetop.engine.machine import SharedSettings
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt, load_model
+from stovetop.engine.model.loading import load_model
 from stovetop.engine.training.optimizer import adamw
 from stovetop.losses import CrossEntropy
 from stovetop.types import AdamParams, LoraConfig, ModelInput, SamplingParams, TensorData

@@ -10,7 +10,7 @@ from engine import tiny
 from stovetop.engine import threads
 from stovetop.engine.machine import Processors, processors, set_threads_here
 from stovetop.engine.model import exactness
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.ops import ForwardBackward, Sample
 from stovetop.engine.threads import LONGEST_PAUSE_S, Threads
 from stovetop.losses import CrossEntropy

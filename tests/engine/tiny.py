@@ -13,8 +13,8 @@ from stovetop.backends.custom_loss import judge
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.weights import AdapterWeights, Moments
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.training.adapter import Adapter
 from stovetop.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, ModelInput

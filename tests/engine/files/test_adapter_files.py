@@ -18,7 +18,7 @@ from stovetop.engine.engine import Engine
 from stovetop.engine.files import adapter_files
 from stovetop.engine.files.adapter_files import read_adapter, write_adapter
 from stovetop.engine.lora.weights import AdapterWeights, Moments
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.training.adapter import Adapter
 from stovetop.errors import CheckpointError, TornCheckpoint
 from stovetop.losses import CrossEntropy

@@ -16,8 +16,8 @@ from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.shared_prefix import SharedPrefixes
 from stovetop.engine.kernels.sight import How, Seen, Sight
 from stovetop.engine.lora.weights import AdapterWeights
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling import batch
 from stovetop.types import ModelInput, SamplingParams
 

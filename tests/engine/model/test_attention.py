@@ -11,8 +11,8 @@ from engine import tiny
 from stovetop.engine.engine import Engine
 from stovetop.engine.kernels.attention_plans import PackedAttention
 from stovetop.engine.kernels.packing import pack
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.ops import ComputeLogprobs, Sample
 from stovetop.types import ModelInput, SamplingParams
 

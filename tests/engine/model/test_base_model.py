@@ -22,7 +22,8 @@ from transformers import (
 from engine import tiny
 from engine.model.test_attention import SMALL
 from stovetop.engine.engine import Engine
-from stovetop.engine.model.loading import adopt, fingerprint, load_model
+from stovetop.engine.model.adopting import adopt
+from stovetop.engine.model.loading import fingerprint, load_model
 from stovetop.engine.ops import ForwardBackward
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy

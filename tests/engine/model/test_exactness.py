@@ -16,7 +16,7 @@ from stovetop.engine.engine import Engine
 from stovetop.engine.kernels.arithmetic import Fast, RowExact
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model import exactness
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ImportanceSampling
 from stovetop.types import Datum, ModelInput, SampledSequence, SamplingParams

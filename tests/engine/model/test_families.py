@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from engine import tiny
 from engine.model.test_attention import PROMPT, SEQUENCES, SMALL, packed_logits
 from stovetop.engine.engine import Engine
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.ops import ComputeLogprobs, ForwardBackward, Sample
 from stovetop.errors import InvalidRequest
 from stovetop.losses import CrossEntropy

@@ -16,7 +16,7 @@ from engine.model.test_attention import SMALL
 from engine.model.test_families import made
 from stovetop.engine.kernels.arithmetic import Fast, RowExact
 from stovetop.engine.lora.linear import LoraLinear
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "granite"])

@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from engine import tiny
 from engine.model.test_attention import SMALL, packed_logits
 from stovetop.engine.kernels.arithmetic import Fast, RowExact
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.cutting import LONGEST, SOFT_CAP, WINDOW, cut_config, kinds_of_layers
-from stovetop.engine.model.loading import adopt
 from stovetop.errors import InvalidRequest
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}

@@ -23,8 +23,8 @@ from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.shared_prefix import SharedPrefixes
 from stovetop.engine.lora.routing import Stack
 from stovetop.engine.model import base_model
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling import batch, prompts, sampler
 from stovetop.engine.sampling.admission import Admission
 from stovetop.engine.sampling.batch import Batch

@@ -22,8 +22,8 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.lora.weights import AdapterWeights
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling.admission import Admission
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.sampler import Sampler

@@ -11,7 +11,7 @@ from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.weights import AdapterWeights
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.sampling import admission
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ImportanceSampling

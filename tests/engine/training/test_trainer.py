@@ -12,7 +12,7 @@ from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.kernels.packing import Pack
 from stovetop.engine.model import head as logprobs
-from stovetop.engine.model.loading import adopt
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.training.adapter import Adapter
 from stovetop.engine.training.loss_math import loss_sum
 from stovetop.errors import CheckpointError, InvalidRequest

@@ -12,8 +12,8 @@ from engine import tiny
 from stovetop.engine import ops
 from stovetop.engine.engine import Engine
 from stovetop.engine.lora.weights import AdapterWeights
+from stovetop.engine.model.adopting import adopt
 from stovetop.engine.model.base_model import BaseModel
-from stovetop.engine.model.loading import adopt
 from stovetop.engine.sampling.kv_budget import KVBudget
 from stovetop.engine.sampling.sampler import Sampler
 from stovetop.engine.untried.captured import CapturedDecoding, rounded_up

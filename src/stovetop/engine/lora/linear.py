@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stovetop.engine.kernels.arithmetic import Arithmetic, FrozenLinear
 from stovetop.engine.lora.low_rank import Siblings, adapted
-from stovetop.engine.lora.routing import Parts, Routing, low_ranks
+from stovetop.engine.lora.routing import AdapterRows, Routing, low_ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +17,9 @@ class Projection:
     siblings: Siblings
     linear: FrozenLinear
 
-    def __call__(self, x_NI: Tensor, parts: Parts, arithmetic: Arithmetic, residual_NO: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x_NI: Tensor, parts: AdapterRows, arithmetic: Arithmetic, residual_NO: Tensor | None = None
+    ) -> Tensor:
         return adapted(x_NI, self.linear, low_ranks(parts, self.siblings), arithmetic, residual_NO)
 
 

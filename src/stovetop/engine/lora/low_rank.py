@@ -204,13 +204,13 @@ class Batched:
         return torch.tensor(scales, dtype=dtype, device=device)[:, None, None]
 
 
-Part = LowRank | Batched
+Product = LowRank | Batched
 
 
 def adapted(
     x_NI: Tensor,
     linear: FrozenLinear,
-    parts: Sequence[Part],
+    parts: Sequence[Product],
     arithmetic: Arithmetic,
     residual_NO: Tensor | None = None,
 ) -> Tensor:
@@ -234,7 +234,7 @@ class _Adapted(torch.autograd.Function):
         x_NI: Tensor,
         residual_NO: Tensor | None,
         linear: FrozenLinear,
-        parts: Sequence[Part],
+        parts: Sequence[Product],
         arithmetic: Arithmetic,
         *factors: Tensor,
     ) -> Tensor:

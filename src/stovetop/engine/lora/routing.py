@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stovetop.engine.kernels.packing import Segment
 from stovetop.engine.kernels.row_groups import RowGroups, row_groups
-from stovetop.engine.lora.low_rank import ALL, Batched, Factors, LowRank, Part, Siblings, SideBySide
+from stovetop.engine.lora.low_rank import ALL, Batched, Factors, LowRank, Product, Siblings, SideBySide
 from stovetop.engine.lora.weights import AdapterWeights, factors_of
 from stovetop.target_names import HEAD
 
@@ -167,7 +167,7 @@ PRECISE_ROWS = 32
 MOST_SLOTS = 4  # times the adapters that run: a stack that is larger starts over
 MIN_BATCHED, MAX_BATCH_PADDING = 4, 1.5  # adapters of a batch, and times the rows that they have
 
-Parts = Sequence[Rows | StackRows | BatchRows]  # of one pass. Rows in no part meet the base model as it is
+AdapterRows = Sequence[Rows | StackRows | BatchRows]  # of one pass. Rows in no part meet the base model as it is
 
 
 @dataclass(slots=True)
@@ -175,10 +175,10 @@ class Routing:
     """Shared by all linears of a model. It holds from one pass to the next, so that layers which are computed again on
     the way back find what they found on the way there."""
 
-    parts: Parts = ()
+    parts: AdapterRows = ()
 
 
-def low_ranks(parts: Parts, siblings: Siblings) -> list[Part]:
+def low_ranks(parts: AdapterRows, siblings: Siblings) -> list[Product]:
     """What the parts of a pass add to these linears."""
     return [low_rank for part in parts if (low_rank := part.of(siblings)) is not None]
 
@@ -228,7 +228,7 @@ def prompt_rows(
     device: torch.device,
     stack: Stack,
     running: Sequence[AdapterWeights],
-) -> Parts:
+) -> AdapterRows:
     """The same for prompts: from the stack of those that are `running` beside them, which takes in the adapters that
     are about to join, where most of it has rows."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]
@@ -243,7 +243,7 @@ def prompt_rows(
 
 def batched_rows(
     owners: Sequence[AdapterWeights | None], segments: Sequence[Segment], device: torch.device, dtype: torch.dtype
-) -> Parts:
+) -> AdapterRows:
     """The same in batched products of this dtype, where there are several adapters of about as many rows each.
     Differentiable."""
     grouped = [(w, rows) for w, rows in _grouped(owners, segments) if w is not None]

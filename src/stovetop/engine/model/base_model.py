@@ -18,7 +18,7 @@ from stovetop.engine.kernels.attention_plans import AttentionPlan, PackedAttenti
 from stovetop.engine.kernels.packing import Pack
 from stovetop.engine.lora.linear import LoraLinear
 from stovetop.engine.lora.low_rank import Siblings
-from stovetop.engine.lora.routing import Parts, Routing, low_ranks
+from stovetop.engine.lora.routing import AdapterRows, Routing, low_ranks
 from stovetop.engine.lora.weights import Target
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.attention import CurrentPlan
@@ -66,12 +66,14 @@ class BaseModel:
     def packed_attention(self, packed: Pack) -> PackedAttention:
         return PackedAttention(packed, self.arithmetic, self.device, self.pack_kernel)
 
-    def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: Parts) -> Tensor:
+    def hidden_states(self, packed: Pack, plan: AttentionPlan, parts: AdapterRows) -> Tensor:
         """(N, E) after the last norm: what the head reads."""
         tokens_N, positions_N = (torch.tensor(t, device=self.device) for t in (packed.tokens_N, packed.positions_N))
         return self.hidden_states_of(tokens_N, positions_N, plan, parts)
 
-    def hidden_states_of(self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, parts: Parts) -> Tensor:
+    def hidden_states_of(
+        self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, parts: AdapterRows
+    ) -> Tensor:
         """The same from tensors that are on the device."""
         if self.flat is not None:
             return self.flat.hidden_states(tokens_N, positions_N, plan, parts, self.arithmetic)
@@ -101,7 +103,7 @@ class BaseModel:
         flat = None if self.flat is None else self.flat.changed(prepacked)
         return replace(self, arithmetic=arithmetic, flat=flat, output=prepacked(replace(self.output, layout=None)))
 
-    def head(self, parts: Parts) -> Head:
+    def head(self, parts: AdapterRows) -> Head:
         """The head for rows that belong to `parts`."""
         low = low_ranks(parts, Siblings((HEAD,)))
         return Head(self.output, low, self.arithmetic, self.multiplier, self.softcap)

@@ -12,7 +12,7 @@ from torch import Tensor
 from stovetop.engine.kernels.attention_plans import CachedAttention
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.shared_prefix import PrefixPass
-from stovetop.engine.lora.routing import Parts
+from stovetop.engine.lora.routing import AdapterRows
 from stovetop.engine.model.base_model import BaseModel
 
 
@@ -24,7 +24,7 @@ class Step:
     tokens_S: list[int]
     positions_S: list[int]  # of these tokens in their sequences
     places_S: list[int]  # in their slots, which hold less than the sequence where a prefix is shared
-    parts: Parts = ()
+    parts: AdapterRows = ()
     prefixes: PrefixPass | None = None  # by slot
     slots_S: list[int] | None = None  # None: row i belongs to slot i
     first_slot: int = 0  # of the cache, where slots are counted from; `prefixes` and `slots_S` too

@@ -25,7 +25,7 @@ from stovetop.engine.kernels.layer_math import gated, rms_norm, rotated
 from stovetop.engine.kernels.sight import How
 from stovetop.engine.lora.linear import LoraLinear, Projection
 from stovetop.engine.lora.low_rank import Siblings
-from stovetop.engine.lora.routing import Parts
+from stovetop.engine.lora.routing import AdapterRows
 
 Change = Callable[[FrozenLinear], FrozenLinear]
 
@@ -34,7 +34,7 @@ class Pass(NamedTuple):
     """What all layers of a pass are given."""
 
     plan: AttentionPlan
-    parts: Parts
+    parts: AdapterRows
     arithmetic: Arithmetic
     cos_N1D: Tensor
     sin_N1D: Tensor
@@ -111,7 +111,7 @@ class FlatDecoder:
     recomputes: bool = False  # each layer on the way back, of which then only the input is kept
 
     def hidden_states(
-        self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, parts: Parts, arithmetic: Arithmetic
+        self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, parts: AdapterRows, arithmetic: Arithmetic
     ) -> Tensor:
         """(N, E), after the last norm."""
         x_NE = F.embedding(tokens_N, self.weight_VE)

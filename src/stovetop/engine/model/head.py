@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, FrozenLinear
-from stovetop.engine.lora.low_rank import ALL, Factors, LowRank, Part
+from stovetop.engine.lora.low_rank import ALL, Factors, LowRank, Product
 
 # of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
 CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
@@ -34,7 +34,7 @@ class Head:
     logits = softcap·tanh(multiplier·z / softcap)."""
 
     linear: FrozenLinear
-    low_ranks: Sequence[Part] = ()
+    low_ranks: Sequence[Product] = ()
     arithmetic: Arithmetic = field(default_factory=Fast)
     multiplier: float = 1.0
     softcap: float | None = None

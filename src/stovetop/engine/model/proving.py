@@ -8,14 +8,13 @@ eager path, each sequence alone.
     check_full_model  the weights in their places: the model itself, in its own dtype, on two short sequences
 
 A model that fails is refused by name: a silently wrong model is the worst outcome of all. Both make or run models of
-the library, which is done within `machine.SHARED.changed()` (`loading.adopt` does).
+the library, which is done within `machine.SHARED.changed()` (`adopting.adopt` does).
 
 Shapes: `N` packed tokens, `T` tokens of a sequence, `V` vocabulary.
 """
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -48,53 +47,6 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.bfloat16: 0.3}  # o
 ERRORS_OF_MODELS = (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError)
 
 Wrap = Callable[[PreTrainedModel, Arithmetic], BaseModel]
-
-
-def refuse_other_mixers(name: str, config: Any) -> None:
-    """Layers that are no attention keep a state that we neither pack nor cache."""
-    config = config.get_text_config()
-    other = sorted({*(getattr(config, "layer_types", None) or [])} - {"full_attention", "sliding_attention"})
-    if other:
-        raise InvalidRequest(
-            f"base model {name!r} has layers that are neither full nor sliding attention ({', '.join(other)}); choose "
-            "a model whose layers all are"
-        )
-    if getattr(config, "max_position_embeddings", None) is None:
-        raise InvalidRequest(
-            f"base model {name!r} has no max_position_embeddings in its config: its tokens have their places from a "
-            "recurrent state or from biases of attention (ALiBi), which we do not have; choose another model"
-        )
-    if config.max_position_embeddings < LEAST_CONTEXT:
-        raise InvalidRequest(
-            f"base model {name!r} cannot be checked: max_position_embeddings must be at least {LEAST_CONTEXT} in its "
-            f"config: {config.max_position_embeddings}"
-        )
-
-
-def refuse_not_finite(name: str, model: PreTrainedModel) -> None:
-    bad = [key for key, tensor in model.state_dict().items() if tensor.is_floating_point() and not _is_finite(tensor)]
-    if bad:
-        raise InvalidRequest(
-            f"base model {name!r} has NaN or infinity in {listed(bad)}; its files are damaged, or it diverged before "
-            "it was saved: fetch it again"
-        )
-
-
-def refuse_quantised(name: str, model: PreTrainedModel) -> None:
-    """Weights that are packed numbers and scales: no adapter stands beside them, and no product of ours reads them."""
-    packed = [key for key, tensor in model.named_parameters() if tensor.dtype not in (*TOLERANCE, torch.float16)]
-    method = getattr(model, "quantization_method", None)
-    if packed or method is not None:
-        raise InvalidRequest(
-            f"base model {name!r} is stored quantised ({method or listed(packed)}), which adapters cannot be trained "
-            "beside here; choose the model in bfloat16 or float32"
-        )
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """One pass without a copy; a sum that overflows is looked at again."""
-    with torch.no_grad():
-        return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
 
 
 # ---- the rules, on a small copy --------------------------------------------------------------------------------------
@@ -247,11 +199,26 @@ def context_length(config: Any) -> int:
 # ---- the model itself ------------------------------------------------------------------------------------------------
 
 
-def probe_tokens(vocab_size: int, context_length: int) -> list[list[int]]:
-    """Two short sequences of different length, so that a mistake in packing would show."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = [min(24, context_length), min(15, context_length)]
-    return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Two short sequences of different length, so that a mistake in packing would show, and what the library computes
+    for them."""
+
+    sequences: list[list[int]]
+    logits: list[Tensor]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: PreTrainedModel) -> "Probe":
+        """By a model of the library, as it is."""
+        config = model.config.get_text_config()
+        generator, longest = torch.Generator().manual_seed(0), context_length(config)
+        sequences: list[list[int]] = [
+            torch.randint(0, config.vocab_size, (min(length, longest),), generator=generator).tolist()
+            for length in (24, 15)
+        ]
+        logits = [model(torch.tensor([tokens], device=model.device), use_cache=False).logits[0] for tokens in sequences]
+        return cls(sequences, logits)
 
 
 class Call(NamedTuple):
@@ -312,10 +279,10 @@ def attention_calls(base: BaseModel) -> list[Call]:
 
 
 @torch.no_grad()
-def check_full_model(base: BaseModel, probe: list[list[int]], expected: list[Tensor]) -> None:
+def check_full_model(base: BaseModel, probe: Probe) -> None:
     """Raises if the model does not compute what the library computes."""
     name, rough = base.limits.name, has_experts(base.layers, base.config)
-    for ours_TV, logits_TV in zip(_watched_or_refused(base, probe).logits, expected, strict=True):
+    for ours_TV, logits_TV in zip(_watched_or_refused(base, probe.sequences).logits, probe.logits, strict=True):
         error, allowed = _error(ours_TV, logits_TV, rough), _tolerance(logits_TV)
         if not error <= allowed:
             raise InvalidRequest(

@@ -13,12 +13,14 @@ from stovetop.engine.kernels.block_attention import KEY_BLOCK
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.packing import pack
 from stovetop.engine.kernels.shared_prefix import SharedPrefixes
-from stovetop.engine.lora.routing import Parts
+from stovetop.engine.lora.routing import AdapterRows
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoding import Step, decoded
 
 
-def packed_logprobs(base: BaseModel, sequences: list[list[int]], parts: Parts, share: bool = False) -> list[Tensor]:
+def packed_logprobs(
+    base: BaseModel, sequences: list[list[int]], parts: AdapterRows, share: bool = False
+) -> list[Tensor]:
     packed = pack(sequences, share_prefixes=share)
     hidden_NE = base.hidden_states(packed, base.packed_attention(packed), parts)
     head = base.head(parts)
@@ -26,7 +28,7 @@ def packed_logprobs(base: BaseModel, sequences: list[list[int]], parts: Parts, s
 
 
 def decoded_logprobs(
-    base: BaseModel, num_layers: int, sequences: list[list[int]], parts: Parts, share: bool
+    base: BaseModel, num_layers: int, sequences: list[list[int]], parts: AdapterRows, share: bool
 ) -> list[Tensor]:
     """The last rows of each sequence, one token at a time, all sequences in step, after the tokens before them in two
     chunks. With `share` whole blocks of these are outside of the slots."""
@@ -57,7 +59,12 @@ def decoded_logprobs(
 
 
 def _fill(
-    base: BaseModel, caches: list[KVCache], prompts: list[list[int]], starts: list[int], ends: list[int], parts: Parts
+    base: BaseModel,
+    caches: list[KVCache],
+    prompts: list[list[int]],
+    starts: list[int],
+    ends: list[int],
+    parts: AdapterRows,
 ) -> None:
     """Computes tokens [start, end) of every prompt into its cache, in one pass."""
     chunks, first_row = [], 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
 from stovetop.engine.kernels.shared_prefix import MIN_PREFIX_TOKENS, Prefix, SharedPrefixes
-from stovetop.engine.lora.routing import Parts, Stack, rows_by_owner, stacked_rows
+from stovetop.engine.lora.routing import AdapterRows, Stack, rows_by_owner, stacked_rows
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.decoding import Step, decoded
@@ -199,7 +199,7 @@ class Batch:
             self._stack.clear()  # which may be half filled
             raise
 
-    def _draw(self, sequences: Sequence[Running], hidden_SE: Tensor, parts: Parts) -> None:
+    def _draw(self, sequences: Sequence[Running], hidden_SE: Tensor, parts: AdapterRows) -> None:
         """A token for each sequence from its hidden state."""
         head = self._model.head(parts)
         outputs_SV = head.outputs(hidden_SE)
@@ -230,7 +230,7 @@ class Batch:
             return list(range(len(owners)))
         return self._stack.in_order(owners)
 
-    def _parts(self, sequences: Sequence[Running]) -> Parts:
+    def _parts(self, sequences: Sequence[Running]) -> AdapterRows:
         """Which row belongs to which adapter, when all running sequences have one."""
         owners, singles = one_row_each(sequences)
         if self._model.arithmetic.can_stack:

@@ -26,7 +26,7 @@ from torch import Tensor
 from stovetop.engine.kernels.attention_plans import PrefillAttention, PrefillChunk, pack_of_chunks
 from stovetop.engine.kernels.kv_cache import KVCache
 from stovetop.engine.kernels.packing import MIN_SHARED_TOKENS, Pack
-from stovetop.engine.lora.routing import Parts, Rows, Stack, prompt_rows, rows_by_owner
+from stovetop.engine.lora.routing import AdapterRows, Rows, Stack, prompt_rows, rows_by_owner
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model.base_model import BaseModel
 from stovetop.engine.model.head import Head, pair_logprobs, top_logprobs
@@ -174,7 +174,7 @@ class Prompts:
 
     def _parts(
         self, owners: list[AdapterWeights | None], packed: Pack, running: Sequence[AdapterWeights] | None
-    ) -> Parts:
+    ) -> AdapterRows:
         """Which row belongs to which adapter."""
         if running is not None and self._model.arithmetic.can_stack:
             return prompt_rows(owners, packed.segments, self._model.device, self._stack, running)
