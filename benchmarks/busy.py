@@ -1,11 +1,12 @@
 """What another busy program costs: our speed beside it, by our speed alone.
 
     python benchmarks/busy.py                  # about five minutes on two cores
-    python benchmarks/busy.py --dtype bfloat16
+    python benchmarks/busy.py --fast           # without bit-equal sampler and trainer
 
 Samples of eight rows and training steps of a few hundred tokens, with as many threads as torch takes: kept
 (`threads=N`), and left to the engine (`threads=None`); alone, then beside one process that computes all the time on the
-first processor. Wants a machine on which nothing else runs.
+first processor. In the deterministic mode training keeps its number of threads. Wants a machine on which nothing else
+runs.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--fast", action="store_true", help="not in the deterministic mode")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     most = torch.get_num_threads()
@@ -49,9 +51,10 @@ def speeds(options: argparse.Namespace, threads: int | None, *, with_another: bo
     the first round, in which the engine may not have noticed it, does not count."""
     rng = random.Random(0)
     drawn = lambda number: [rng.randrange(1000, 40000) for _ in range(number)]  # noqa: E731
+    settings = {"dtype": options.dtype, "threads": threads, "deterministic": False if options.fast else None}
     with (
         tempfile.TemporaryDirectory() as storage,
-        st.ServiceClient("local", storage=storage, dtype=options.dtype, threads=threads) as service,
+        st.ServiceClient("local", storage=storage, **settings) as service,
     ):
         trainer = service.create_lora_training_client(options.model, rank=32, seed=0, train_unembed=False).result()
         sampler = trainer.save_weights_and_get_sampling_client().result()
