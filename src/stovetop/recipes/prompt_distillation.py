@@ -84,7 +84,9 @@ def load_texts(dataset: str, run: Run, seed: int = 0) -> list[str]:
 @stage(writes="instruction")
 def load_prompt(prompt: str, run: Run) -> list[Message]:
     """The long prompt. The run keeps which bytes it was, as of what it trains on."""
-    record_data(run.path, f"prompt {prompt}", languages.sources_of_prompt(prompt))
+    sources = languages.sources_of_prompt(prompt)
+    if sources:  # a prompt of the package is in no file
+        record_data(run.path, f"prompt {prompt}", sources)
     return languages.load_prompt(prompt)
 
 
