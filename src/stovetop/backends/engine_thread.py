@@ -22,7 +22,7 @@ from stovetop.backends.callbacks import Callbacks
 from stovetop.backends.endings import Crew
 from stovetop.backends.expected import SECONDS_AFTER_CLOSE, AllExpected, Expected
 from stovetop.backends.interruption import Interrupted, Interruptible
-from stovetop.backends.queues import USUAL_BOUNDS, QueueBounds, Queues, Waiting
+from stovetop.backends.queues import USUAL_BOUNDS, Entry, QueueBounds, Queues, Waiting
 from stovetop.backends.snapshot_writer import SnapshotWriter
 from stovetop.engine import ops
 from stovetop.engine.containment import Contained, forget_frames
@@ -117,10 +117,12 @@ class EngineThread:
         self.require_open()
         if check is not None and self.loaded.done():
             check(self.engine.description)
+        entry = Entry.of(op)
+        accepted = Accepted(what, op, finish, pending(entry.queue), check, after, entry)
         with self._lock:
             self.require_open()
-            self._queues.check_room(what, op)
-            accepted = self._accept(what, op, finish, check, after)
+            self._queues.check_room(what, entry)
+            self._accept(accepted)
         return APIFuture(accepted.future, partial(self._cancel, accepted))
 
     def forget(self, op: ops.DropAdapter | ops.DropWeights) -> None:
@@ -144,9 +146,12 @@ class EngineThread:
 
     def call_expected(self, expected: Expected, op: ops.Op) -> "Future[Any]":
         """As `call`, also after `finish`, as long as it is expected."""
+        entry = Entry.of(op)
+        accepted = Accepted(expected.what, op, lambda result: result, pending(entry.queue), None, (), entry)
         with self._lock:
             self._refuse(expected.what, closed=expected not in self._expected)
-            return self._accept(expected.what, op, lambda result: result).future
+            self._accept(accepted)
+        return accepted.future
 
     def forget_expected(self, expected: Expected) -> None:
         """Nothing more comes of it."""
@@ -195,19 +200,10 @@ class EngineThread:
         """What is still to be done may call more."""
         return self._closed and not self._expected.called_from_within()
 
-    def _accept(
-        self,
-        what: str,
-        op: ops.Op,
-        finish: Finish,
-        check: Check | None = None,
-        after: "Sequence[Future[Any]]" = (),
-    ) -> Accepted:
-        entry = self._queues.add(op)
-        accepted = Accepted(what, op, finish, pending(entry.queue), check, after, entry)
+    def _accept(self, accepted: Accepted) -> None:
+        self._queues.add(accepted.entry)
         self._unanswered.add(accepted)
         self._inbox.put(partial(self._submit, accepted))
-        return accepted
 
     # ---- in the thread -----------------------------------------------------------------------------------------------
 

@@ -31,6 +31,10 @@ class Entry(NamedTuple):
     queue: str
     num_tokens: int
 
+    @classmethod
+    def of(cls, op: ops.Op) -> "Entry":
+        return cls(ops.queue_of(op), ops.num_tokens(op))
+
 
 class Queues:
     """Of one engine. Used under its thread's lock."""
@@ -39,10 +43,10 @@ class Queues:
         self._bounds = bounds
         self.waiting: dict[str, Waiting] = {}  # by queue, where there is anything
 
-    def check_room(self, what: str, op: ops.Op) -> None:
+    def check_room(self, what: str, entry: Entry) -> None:
         """Refuses a call, of this name, for which there is no room."""
-        waiting, num_tokens, bounds = self.waiting.get(ops.queue_of(op), Waiting()), ops.num_tokens(op), self._bounds
-        has_room = waiting.num_ops == 0 or waiting.num_tokens + num_tokens <= bounds.max_tokens
+        waiting, bounds = self.waiting.get(entry.queue, Waiting()), self._bounds
+        has_room = waiting.num_ops == 0 or waiting.num_tokens + entry.num_tokens <= bounds.max_tokens
         if waiting.num_ops >= bounds.max_calls or not has_room:
             raise QueueFull(
                 f"{what}: at most {bounds.max_calls:,} calls with {bounds.max_tokens:,} tokens may wait "
@@ -50,11 +54,9 @@ class Queues:
                 f"again: {waiting.num_ops:,} wait, with {waiting.num_tokens:,} tokens"
             )
 
-    def add(self, op: ops.Op) -> Entry:
+    def add(self, entry: Entry) -> None:
         """It waits."""
-        entry = Entry(ops.queue_of(op), ops.num_tokens(op))
         self._count(entry, 1)
-        return entry
 
     def remove(self, entry: Entry) -> None:
         """It is answered."""

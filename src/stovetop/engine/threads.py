@@ -3,8 +3,9 @@
 other processes want the processors too (`Threads`).
 
 The threads of a product wait for the slowest of them, and torch's do so without leaving their processors. Where another
-program takes one, the last thread comes late to every product: with one busy process beside two threads, a pass takes
-ten to twenty times as long (`benchmarks/busy.py`). One thread less is then many times faster than one too many.
+program takes one, the last thread comes late to every product: beside one busy process two threads have a sixth
+to a fourth of their speed (`benchmarks/busy.py`), beside two a tenth or less. One thread less is then faster than one
+too many.
 """
 
 import math

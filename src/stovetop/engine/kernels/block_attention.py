@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stovetop.engine.kernels.precision import precise
 from stovetop.engine.kernels.shared_prefix import SharedRows
 from stovetop.engine.kernels.sight import How, Seen, Sight
 
@@ -108,10 +109,10 @@ def attention_gradients(
     """Of queries, keys and values, from the outputs `out_SHQD` and their gradient. In at least float32 inside."""
     groups = key_SGLD.shape[1]
     d_query_SHQD = torch.empty_like(query_SHQD)
-    key_CLD, value_CLD = (_precise(t.flatten(0, 1)) for t in (key_SGLD, value_SGLD))
+    key_CLD, value_CLD = (precise(t.flatten(0, 1)) for t in (key_SGLD, value_SGLD))
     d_key_CLD, d_value_CLD = torch.zeros_like(key_CLD), torch.zeros_like(value_CLD)
     for rows, num_keys in _query_chunks(query_SHQD, sight, key_SGLD.shape[2]):
-        query, out, d_out = (_precise(_by_group(t[:, :, rows], groups)) for t in (query_SHQD, out_SHQD, d_out_SHQD))
+        query, out, d_out = (precise(_by_group(t[:, :, rows], groups)) for t in (query_SHQD, out_SHQD, d_out_SHQD))
         key, value, query = key_CLD[:, :num_keys], value_CLD[:, :num_keys], query * how.scale
         scores, slopes = torch.bmm(query, key.transpose(1, 2)), None
         if how.softcap is not None:
@@ -157,16 +158,16 @@ def causal_run_gradients(
     (heads, num_rows, size), groups = query_HND.shape, key_GND.shape[0]
     dtype, by_group = query_HND.dtype, (groups, -1)
     d_query_HND = torch.empty_like(query_HND)
-    key_GDN, value_GDN = (_precise(t).transpose(1, 2) for t in (key_GND, value_GND))
+    key_GDN, value_GDN = (precise(t).transpose(1, 2) for t in (key_GND, value_GND))
     d_key_GND, d_value_GND = torch.zeros_like(key_GND), torch.zeros_like(value_GND)
-    along_HN1 = (_precise(d_out_HND) * out_HND).sum(-1, keepdim=True)
+    along_HN1 = (precise(d_out_HND) * out_HND).sum(-1, keepdim=True)
     for rows in _runs_of_rows(num_rows, SCORE_BYTES["cpu"] // (4 * heads * num_rows)):
         own = lambda t: t[:, rows].reshape(*by_group, t.shape[-1])  # noqa: B023, E731
         query, d_out, keys = own(query_HND), own(d_out_HND), slice(0, rows.stop)
         log_sum, along = own(log_sum_HN[..., None]), own(along_HN1)
-        weights = torch.baddbmm(log_sum, _precise(query) * scale, key_GDN[..., keys], beta=-1).exp_()
+        weights = torch.baddbmm(log_sum, precise(query) * scale, key_GDN[..., keys], beta=-1).exp_()
         weights.unflatten(1, (-1, rows.stop - rows.start)).tril_(rows.start)
-        d_scores = torch.baddbmm(along, _precise(d_out), value_GDN[..., keys], beta=-1).mul_(weights)
+        d_scores = torch.baddbmm(along, precise(d_out), value_GDN[..., keys], beta=-1).mul_(weights)
         weights, d_scores = weights.to(dtype), d_scores.mul_(scale).to(dtype)
         d_query_HND[:, rows] = torch.bmm(d_scores, key_GND[:, keys]).view(heads, -1, size)
         d_key_GND[:, keys].baddbmm_(d_scores.transpose(1, 2), query)
@@ -205,11 +206,6 @@ def _query_chunks(query_SHQD: Tensor, sight: Sight, num_keys: int) -> Iterator[t
             last = int(sight.position_SQ[:, rows].max()) + 1
             reach = min(num_keys, last + -last % KEY_BLOCK)
         yield rows, reach
-
-
-def _precise(x: Tensor) -> Tensor:
-    """In at least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _by_group(x_SHQD: Tensor, groups: int) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stovetop.engine.kernels.precision import precise
+
 Elementwise = Callable[[Tensor], Tensor]
 
 
@@ -19,37 +21,31 @@ def rms_norm(x_NE: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
     to the dtype of x before it meets the weight, as Llama does. The weight is frozen."""
     if torch.is_grad_enabled():
         return _RMSNorm.apply(x_NE, weight_E, epsilon)
-    return _normed(x_NE, weight_E, _inverse_rms(_precise(x_NE), epsilon))
+    return _normed(x_NE, weight_E, epsilon)[0]
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NE: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
-        inverse_N1 = _inverse_rms(_precise(x_NE), epsilon)
+        out_NE, inverse_N1 = _normed(x_NE, weight_E, epsilon)
         ctx.save_for_backward(x_NE, weight_E, inverse_N1)
-        return _normed(x_NE, weight_E, inverse_N1)
+        return out_NE
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_NE, weight_E, inverse_N1 = ctx.saved_tensors
-        direction_NE = _precise(x_NE) * inverse_N1
-        d_direction_NE = _precise(gradients[0]) * weight_E
+        direction_NE = precise(x_NE) * inverse_N1
+        d_direction_NE = precise(gradients[0]) * weight_E
         along_N1 = (d_direction_NE * direction_NE).mean(-1, keepdim=True)
         d_x_NE = d_direction_NE.sub_(direction_NE.mul_(along_N1)).mul_(inverse_N1)
         return d_x_NE.to(x_NE.dtype), None, None
 
 
-def _inverse_rms(precise_NE: Tensor, epsilon: float) -> Tensor:
-    return precise_NE.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
-
-
-def _normed(x_NE: Tensor, weight_E: Tensor, inverse_N1: Tensor) -> Tensor:
-    return (_precise(x_NE) * inverse_N1).to(x_NE.dtype).mul_(weight_E)
-
-
-def _precise(x: Tensor) -> Tensor:
-    """In at least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _normed(x_NE: Tensor, weight_E: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """And the inverse of the root of the mean square (N, 1)."""
+    precise_NE = precise(x_NE)
+    inverse_N1 = precise_NE.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    return (precise_NE * inverse_N1).to(x_NE.dtype).mul_(weight_E), inverse_N1
 
 
 def rotated(x_NHD: Tensor, cos_N1D: Tensor, sin_N1D: Tensor) -> Tensor:

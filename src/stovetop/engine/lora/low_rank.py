@@ -179,13 +179,14 @@ class Batched:
     def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_KMR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
         assert self.adapters_K, "a stack of adapters is for passes without gradients"
         precise, d_thin_KMR = self.factors[0].dtype, torch.zeros_like(thin_KMR)
+        scales_K11 = self._scales(precise, thin_KMR.device)
         d_b_KOR: list[Tensor] = []
         for sibling, (b_KOR, columns) in enumerate(zip(self.stacked.b_KOR, self.siblings.columns, strict=True)):
             dy_KMO, ranks = self.groups.gathered(dy_NO[:, columns][:, : b_KOR.shape[1]]), self.stacked.ranks(sibling)
             if self.groups.is_padding_KM is not None:
                 dy_KMO = dy_KMO.masked_fill(self.groups.is_padding_KM[:, :, None], 0.0)
             d_thin_KMR[..., ranks] = product(dy_KMO, b_KOR)
-            scaled_KMR = thin_KMR[..., ranks].to(precise) * self._scales(precise, thin_KMR.device)
+            scaled_KMR = thin_KMR[..., ranks].to(precise) * scales_K11
             d_b_KOR.append(product(dy_KMO.to(precise).transpose(1, 2), scaled_KMR))
         if dx_NI is not None:
             self.groups.add_product(dx_NI, d_thin_KMR, self.stacked.a_KRI)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.kernels.packing import Segment
+from stovetop.engine.kernels.precision import precise_dtype
 from stovetop.engine.kernels.row_groups import RowGroups, row_groups
 from stovetop.engine.lora.low_rank import ALL, Batched, Factors, LowRank, Product, Siblings, SideBySide
 from stovetop.engine.lora.weights import AdapterWeights, factors_of
@@ -92,7 +93,7 @@ class Stack:
         """None where no adapter trains any of them."""
         # logits are float32; and for few rows of one adapter, whose products are small, it is the faster dtype
         precise = HEAD in siblings.names or (self.num_slots == 1 and num_rows <= PRECISE_ROWS)
-        key = (siblings, torch.promote_types(self.dtype, torch.float32) if precise else self.dtype)
+        key = (siblings, precise_dtype(self.dtype) if precise else self.dtype)
         if key not in self._factors:
             self._forget_idle()
             self._factors[key] = self._stacked(*key)

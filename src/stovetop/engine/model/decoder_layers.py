@@ -1,10 +1,13 @@
 # pyright: basic
-"""Where the decoder layers of a base model are: those of its text model, not of a vision tower beside it. And where in
-them experts are."""
+"""Where the decoder layers of a base model are: those of its text model, not of a vision tower beside it; where in them
+experts are; and how a layer runs that is computed again on the way back."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 
@@ -41,3 +44,10 @@ def are_experts(module: nn.Module, counts: set[int]) -> bool:
 def has_experts(found: DecoderLayers, config: Any) -> bool:
     counts = expert_counts(config)
     return any(are_experts(module, counts) for layer in found.layers for module in layer.modules())
+
+
+def recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a layer's `forward` gives. Of a pass with gradients only its input is kept."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from stovetop.engine.kernels.arithmetic import Arithmetic, FrozenLinear
@@ -26,6 +25,7 @@ from stovetop.engine.kernels.sight import How
 from stovetop.engine.lora.linear import LoraLinear, Projection
 from stovetop.engine.lora.low_rank import Siblings
 from stovetop.engine.lora.routing import AdapterRows
+from stovetop.engine.model.decoder_layers import recomputed
 
 Change = Callable[[FrozenLinear], FrozenLinear]
 
@@ -118,10 +118,7 @@ class FlatDecoder:
         cos_1ND, sin_1ND = self.rotary(x_NE[None], positions_N[None])
         given = Pass(plan, parts, arithmetic, cos_1ND[0, :, None], sin_1ND[0, :, None])
         for layer in self.layers:
-            if self.recomputes and torch.is_grad_enabled():
-                x_NE = checkpoint(layer.forward, x_NE, given, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_NE = layer.forward(x_NE, given)
+            x_NE = recomputed(layer.forward, x_NE, given) if self.recomputes else layer.forward(x_NE, given)
         return self.norm(x_NE)
 
     def linears(self) -> Iterable[FrozenLinear]:
@@ -217,9 +214,9 @@ def _norm(module: Any) -> Norm:
 
 def _together(linears: Sequence[LoraLinear]) -> Projection:
     """As one. Each becomes a view of it, so that the weights are there once."""
-    siblings = Siblings.of({linear.name: linear.base.out_features for linear in linears})
     if len(linears) == 1:
         return linears[0].projection
+    siblings = Siblings.of({linear.name: linear.base.out_features for linear in linears})
     weight_OI = torch.cat([linear.base.weight.data for linear in linears])
     biases = [linear.base.bias.data for linear in linears if linear.base.bias is not None]
     for linear, columns in zip(linears, siblings.columns, strict=True):

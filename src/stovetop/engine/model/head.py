@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, FrozenLinear
+from stovetop.engine.kernels.precision import precise, precise_dtype
 from stovetop.engine.lora.low_rank import ALL, Factors, LowRank, Product
 
 # of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
@@ -47,14 +48,14 @@ class Head:
         """(C, V) of the projection alone, in the dtype of the model where no adapter adds to it."""
         outputs_CV = self.arithmetic.linear(hidden_CE, self.linear)
         if self.low_ranks:
-            outputs_CV = outputs_CV.to(_precision(hidden_CE))
+            outputs_CV = precise(outputs_CV)
         for part in self.low_ranks:
             part.add_to(outputs_CV, hidden_CE, self.arithmetic)
         return outputs_CV
 
     def logits_of(self, outputs_CV: Tensor) -> Tensor:
         """From `outputs`, which it may overwrite. Any rows of them will do."""
-        logits_CV = outputs_CV.to(_precision(outputs_CV))
+        logits_CV = precise(outputs_CV)
         if self.multiplier != 1.0:
             logits_CV *= self.multiplier
         if self.softcap is not None:
@@ -78,11 +79,6 @@ class Head:
         if self.softcap is not None:  # tanh' = 1 - tanh²
             d_logits_CV.mul_(1 - (logits_CV / self.softcap).square_())
         return d_logits_CV.mul_(self.multiplier) if self.multiplier != 1.0 else d_logits_CV
-
-
-def _precision(hidden: Tensor) -> torch.dtype:
-    """Logits, logprobs and their gradients are float32; float64 for a float64 model."""
-    return torch.promote_types(hidden.dtype, torch.float32)
 
 
 def pair_logprobs(
@@ -129,7 +125,7 @@ class _OnePairARow(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NE: Tensor, head: Head, rows_P: Tensor, targets_P: Tensor, temperature: float
     ) -> Tensor:
-        out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
+        out_P = torch.empty(len(rows_P), dtype=precise_dtype(hidden_NE.dtype), device=hidden_NE.device)
         slopes_PE = hidden_NE.new_empty(len(rows_P), hidden_NE.shape[1])  # of the logprob, by the outputs' own factor
         columns = (rows_P, targets_P, out_P, slopes_PE)
         for rows_C, targets_C, out_C, slopes_CE in zip(
@@ -199,7 +195,7 @@ class _PairLogprobs(torch.autograd.Function):
         targets_P: Tensor,
         temperature: float,
     ) -> Tensor:
-        out_P = torch.empty(len(rows_P), dtype=_precision(hidden_NE), device=hidden_NE.device)
+        out_P = torch.empty(len(rows_P), dtype=precise_dtype(hidden_NE.dtype), device=hidden_NE.device)
         for rows_C, place_P, pairs in _chunks(rows_P, head.linear.weight_OI):
             logprobs_CV = _tempered(head.logits(hidden_NE[rows_C]), temperature).log_softmax(-1)
             out_P[pairs] = logprobs_CV[place_P, targets_P[pairs]]

@@ -6,15 +6,11 @@ else changes: the same arithmetic runs again on the same numbers.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch.utils.checkpoint import checkpoint
 
 from stovetop.engine.machine import available_bytes
 from stovetop.engine.model.base_model import BaseModel
+from stovetop.engine.model.decoder_layers import recomputed
 
 SHARE_OF_AVAILABLE = 0.5  # that activations may take before they are recomputed
 
@@ -24,14 +20,8 @@ def recomputing(model: BaseModel) -> BaseModel:
     if model.flat is not None:
         return replace(model, flat=replace(model.flat, recomputes=True))
     for layer in model.layers.layers:
-        layer.forward = functools.partial(_recomputed, layer.forward)
+        layer.forward = functools.partial(recomputed, layer.forward)
     return model
-
-
-def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def is_needed(model: BaseModel, num_tokens: int) -> bool:
