@@ -33,6 +33,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, op: ops.Op) -> "Entry":
+        """That of an op. It reads all its data: outside of the thread's lock."""
         return cls(ops.queue_of(op), ops.num_tokens(op))
 
 
