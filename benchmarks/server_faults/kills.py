@@ -23,6 +23,9 @@ SHORT_S = 0.1  # of work after a start, of clients of our own
 STARTING_S = 0.2
 LIMIT_S = 600.0  # for a run
 LONGEST_S = 0.4  # of work after a start
+NUM_SUPERVISED = (
+    8  # kills of a run of `stovetop serve`, which takes its time to start: a run without a limit takes hours
+)
 
 
 def undisturbed(folder: Path, backend: str, seed: int, num_steps: int = NUM_STEPS) -> dict[str, Any]:
@@ -64,7 +67,9 @@ def run(folder: Path, backend: str, seed: int, num_steps: int = NUM_STEPS, most:
     return {**_of(kills), **counted(storage, expected, tenants)}
 
 
-def run_supervised(folder: Path, model: str, seed: int, num_steps: int = NUM_STEPS, most: int = 1000) -> dict[str, Any]:
+def run_supervised(
+    folder: Path, model: str, seed: int, num_steps: int = NUM_STEPS, most: int = NUM_SUPERVISED
+) -> dict[str, Any]:
     """The same of `stovetop serve`: of four kills three are of the server and one is of its parent."""
     expected, storage = undisturbed(folder, model, seed, num_steps), fresh(folder, "supervised", seed)
     rng = random.Random(seed)

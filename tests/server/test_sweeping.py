@@ -1,6 +1,7 @@
 """What a server forgets, and that it still knows what it did."""
 
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,3 +59,35 @@ def test_a_sample_that_was_forgotten_is_gone(alone: Running, monkeypatch: pytest
         sweep(parts, time.time())
         request_id = str(sequence.sequence_id).removesuffix("-0")
         assert http.post("retrieve_future", json={"request_id": request_id}).status_code == 410
+
+
+def test_of_the_results_that_an_owner_got_the_last_ones_are_kept(
+    alone: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = alone.server.doors.parts
+    assert parts is not None
+    monkeypatch.setattr(requests, "MOST_KEPT", 2)
+    with alone.sdk() as sdk, alone.http() as http:
+        sampler = sdk.create_sampling_client(base_model="tiny/model").result()
+        prompt, params = tinker.ModelInput.from_ints([5]), tinker.SamplingParams(max_tokens=1)
+        drawn = [sampler.sample(prompt, 1, params).result().sequences[0] for _ in range(3)]
+        waits = requests.Request("sample-s:1", "other", "sample", "sample", b"", delivered_s=0.0)
+        parts.requests.add(waits)
+        sweep(parts, time.time())
+        ids = [str(sequence.sequence_id).removesuffix("-0") for sequence in drawn]
+        codes = [http.post("retrieve_future", json={"request_id": each}).status_code for each in ids]
+        assert codes == [410, 200, 200]
+        assert parts.requests.find("sample-s:1", "other") is waits  # of another owner, and not done
+
+
+def test_a_request_that_has_ended_holds_nothing_of_what_it_asked_for() -> None:
+    class Call:
+        def cancel(self) -> None: ...
+
+    call = Call()
+    gone = weakref.ref(call)
+    request = requests.Request("sample-s:1", "local", "sample", "sample", b"", cancel=call.cancel)
+    del call
+    assert gone() is not None
+    request.finish(requests.Result.of({}))
+    assert gone() is None

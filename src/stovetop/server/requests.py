@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal, cast
 
 from stovetop.errors import APIStatusError, CheckpointError, InvalidRequest, RequestFailedError, StovetopError
@@ -25,6 +26,7 @@ from stovetop.server.rows import Change, ResultRow, put
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0  # a result, after it was delivered: a client may have lost the answer
+MOST_KEPT = 1000  # results that were delivered to one owner, the last ones: a bound, not a tuned number
 NEVER_ASKED_S = 3600.0  # a sample that no client comes for
 
 Form = Literal["forward_backward", "sample", "json", "failed"]
@@ -78,6 +80,10 @@ class Outcome:
     num_tokens: int = 0  # that were trained on, scored and drawn
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request that was accepted."""
@@ -91,7 +97,7 @@ class Request:
     response: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the answer to its submission, besides the id
     committed: "Future[None]" = field(default_factory=pending)
     finished: "Future[Result]" = field(default_factory=pending)
-    cancel: Callable[[], None] = lambda: None
+    cancel: Callable[[], None] = _nothing
     words: dict[str, str] = field(default_factory=dict[str, str])  # of messages: what the client calls it instead
     num_tokens: int = 0  # that it computes and draws at most
     prompt: Callable[[], str] | None = None  # its text, for a log in which it is asked for; until it has ended
@@ -105,8 +111,8 @@ class Request:
         return {"request_id": self.id, **self.response}
 
     def finish(self, result: Result) -> None:
-        """Its result is there."""
-        self.finished_s = time.monotonic()
+        """Its result is there. Nothing is left to cancel, so the call goes, with all that it was given."""
+        self.finished_s, self.cancel = time.monotonic(), _nothing
         self.finished.set_result(result)
 
     def require_same(self, digest: bytes) -> None:
@@ -191,10 +197,11 @@ class Requests:
     def sweep(self, now_s: float) -> list[Request]:
         """Forgets the requests whose results have been kept for long enough, and returns them."""
         with self._lock:
-            over = [request for request in self._by_id.values() if _is_over(request, now_s)]
-            for request in over:
+            over = {id(request): request for request in self._by_id.values() if _is_over(request, now_s)}
+            over.update((id(request), request) for request in _beyond(self._by_id.values()))
+            for request in over.values():
                 del self._by_id[request.id]
-        return over
+        return list(over.values())
 
     def drop(self, requests: Iterable[Request]) -> None:
         """Forgets these samples, whether or not they are done."""
@@ -263,6 +270,18 @@ def _is_over(request: Request, now_s: float) -> bool:
     if request.delivered_s is not None:
         return now_s > request.delivered_s + KEPT_S
     return now_s > request.finished_s + NEVER_ASKED_S
+
+
+def _beyond(requests: Iterable[Request]) -> Iterable[Request]:
+    """Those that were delivered before the last `MOST_KEPT` of their owner, so that memory does not grow with what an
+    owner asks for."""
+    delivered: dict[str, list[tuple[float, Request]]] = {}
+    for request in requests:
+        if request.finished_s is not None and request.delivered_s is not None:
+            delivered.setdefault(request.owner, []).append((request.delivered_s, request))
+    for of_owner in delivered.values():
+        of_owner.sort(key=itemgetter(0))
+        yield from (request for _, request in of_owner[:-MOST_KEPT])
 
 
 def failure_of(request: Request, error: BaseException) -> Result:

@@ -328,8 +328,8 @@ class Samplers:
                 self._requests.discard(request, error)
                 raise
             request.cancel = drawn.cancel
+            request.committed = self._write_down(sampler, client_number, completions.begin(place))
             sampler.requests[body.seq_id] = request
-            follow(self._write_down(sampler, client_number, completions.begin(place)), request.committed)
         when_done(request.finished, lambda _: completions.add(place, completion_of(request)))
         self._requests.follow(request, drawn.future(), partial(outcome_of, body))
         return request
