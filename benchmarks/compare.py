@@ -5,7 +5,7 @@
     python benchmarks/compare.py --side ours --measure train      # one measurement, in this process
 
 Each measurement is a process of its own. The sides take turns, so that a machine that grows slower slows all of them,
-and the median of the rounds counts. Needs the extra `bench`.
+and the median of the rounds counts. Needs the extra `bench`; llama.cpp is a side where its file is given (`--gguf`).
 """
 
 import argparse
@@ -44,7 +44,7 @@ MEASURES: dict[str, dict[str, str]] = {
     "mode": {"exact": "compare_ours:exact_mode", "fast": "compare_ours:fast_mode"},
     "flat": {"ours": "compare_ours:flat"},
     "prompts": {"together": "compare_ours:prompts_together", "apart": "compare_ours:prompts_apart"},
-    "decode": {"ours": "compare_ours:decode"},
+    "decode": {"ours": "compare_ours:decode", "llama": "compare_llama:decode"},
     "load": {"ours": "compare_ours:load"},
 }
 ONCE = {"flat", "prompts"}  # compared with itself only, at several sizes
@@ -76,6 +76,7 @@ def run_apart(side: str, measure: str, options: argparse.Namespace, checkout: Pa
     """The same in a fresh process, with the files of this checkout or of another one."""
     words = ["--side", side, "--measure", measure, "--size", options.size]
     words += [f"--model={options.model}", f"--dtype={options.dtype}", f"--threads={options.threads}"]
+    words += [f"--gguf={options.gguf}"] if side == "llama" else []
     return printed_numbers(checkout / "benchmarks" / "compare.py", words, options.threads)
 
 
@@ -101,6 +102,8 @@ def run_all(options: argparse.Namespace, console: Console) -> Medians:
         for measure, sides in MEASURES.items():
             if measure in options.only and (turn == 0 or measure not in ONCE):
                 for side in sides:
+                    if side == "llama" and options.gguf is None:
+                        continue
                     numbers = run_apart(side, measure, options)
                     found.setdefault((measure, side), []).append(numbers)
                     console.print(f"round {turn + 1}, {measure}, {side}: {shown(numbers)}", highlight=False)
@@ -164,6 +167,13 @@ def rows_of(medians: Medians) -> list[Row]:
             means = f"four answers to a prompt of {length} tokens, shared against apart: "
             shown_as = "speed" if what == "tokens_per_s" else "memory"
             rows.append(Row(f"prompts_{shown_as}_{length}", means + shown_as, together[name] / apart[name], "", None))
+    if ("decode", "llama") in medians:
+        for name, value in medians["decode", "ours"].items():
+            ratio = value / medians["decode", "llama"][name]
+            if name == "rows 1":
+                rows.append(Row("decode_vs_llama_1", "decoding, 1 row, against llama.cpp", ratio, "", None))
+            else:
+                at_least(f"decode_vs_llama_{name[5:]}", f"decoding, {name}, against llama.cpp", ratio, 1.0)
     for measure in ("decode", "load"):
         for name, value in medians.get((measure, "ours"), {}).items():
             rows.append(Row(f"{measure}_{name}", f"{measure}, {name}, a second", value, "", None))
@@ -196,12 +206,13 @@ def main() -> None:
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="one small round, 3 minutes")
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--gguf", type=Path, help="the same model for llama.cpp, a further side: see compare_llama.py")
     parser.add_argument("--side", help="with --measure: do only this, here, and print its numbers")
     parser.add_argument("--measure", choices=MEASURES)
     options = parser.parse_args()
     model = require_model(options.model)
     if options.side:
-        setting = Setting(model, options.dtype, options.threads, SIZES[options.size])
+        setting = Setting(model, options.dtype, options.threads, SIZES[options.size], options.gguf)
         print(json.dumps(run_here(options.side, options.measure, setting)))
         return
     console = Console(width=120)

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from compare_work import GROUP_SIZE, LEARNING_RATE, RANK, Numbers, Setting, measured, num_trained, reward
+from compare_work import (
+    DECODED_ROWS,
+    GROUP_SIZE,
+    LEARNING_RATE,
+    RANK,
+    Numbers,
+    Setting,
+    measured,
+    num_trained,
+    reward,
+)
 
 import stovetop as st
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
@@ -200,7 +210,7 @@ def decode(setting: Setting) -> Numbers:
     with opened(setting, None) as service:
         sampler = new_trainer(service, setting).save_weights_and_get_sampling_client().result()
         rng, vocabulary, numbers = setting.rng(), len(sampler.get_tokenizer()), {}
-        for count in (1, 8, 32):
+        for count in DECODED_ROWS:
             prompts = rng.integers(0, vocabulary, (count, 32)).tolist()
             short, long = (_shortest(sampler, prompts, length) for length in (2, 2 + setting.size.equal_tokens))
             numbers[f"rows {count}"] = count * setting.size.equal_tokens / (long - short)

@@ -12,6 +12,7 @@ import numpy as np
 RANK, ALPHA = 32, 32
 LEARNING_RATE = 1e-4
 GROUP_SIZE = 8  # samples a prompt
+DECODED_ROWS = (1, 8, 32)  # sequences that are drawn at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Setting:
     dtype: str
     threads: int
     size: Size
+    gguf: Path | None = None  # the same model, for llama.cpp
 
     def rng(self) -> np.random.Generator:
         return np.random.default_rng(0)
