@@ -77,13 +77,32 @@ def test_a_journal_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None
         Journal(path)
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"not a database" * 100, lambda data: data[:5000]])
+def a_page_of_another_kind(data: bytes) -> bytes:
+    return data[:8192] + bytes([data[8192] ^ 0x80]) + data[8193:]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"not a database" * 100, lambda data: data[:5000], a_page_of_another_kind]
+)
 def test_a_damaged_journal_is_refused_by_name(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "journal.sqlite"
     Journal(path).close()
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(StovetopError, match=r"cannot open the journal .*put back a copy"):
         Journal(path)
+
+
+def test_a_journal_with_a_text_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    first = Journal(path)
+    first.put(session("a")).result()
+    first.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE session SET owner = CAST(x'ff' AS TEXT)")
+    connection.commit()
+    connection.close()
+    assert "Could not decode to UTF-8" in str(opened(path))
+    assert "put back a copy" in str(opened(path))
 
 
 def copied(path: Path, folder: Path) -> Path:

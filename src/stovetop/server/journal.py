@@ -256,6 +256,7 @@ def _number(connection: sqlite3.Connection) -> int:
 
 
 def _damaged(how: str, path: Path) -> StovetopError:
+    how = " ".join(how.split())  # SQLite's check says it in several lines
     return StovetopError(
         f"cannot open the journal ({how}), which is damaged; put back a copy of the folder, or choose another "
         f"--storage: {path}"
@@ -299,7 +300,8 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _remedy(error: sqlite3.Error) -> str:
-    match error.sqlite_errorcode & 0xFF:
+    code: int = getattr(error, "sqlite_errorcode", 0)  # what Python itself cannot read, damaged text say, has none
+    match code & 0xFF:
         case sqlite3.SQLITE_BUSY:
             return "another server has it open; stop that one"
         case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 
 from stovetop.concurrency import in_thread
-from stovetop.errors import InvalidRequest, NotFoundError, StovetopError
+from stovetop.errors import CheckpointError, InvalidRequest, NotFoundError, StovetopError
 from stovetop.server.journal import done, follow
 from stovetop.server.live import Called, Live, made
 from stovetop.server.requests import Gone, Outcome, Request, Result, digest_of, failure_of
@@ -250,7 +250,7 @@ class Program:
                 raise Gone(f"this model is not kept any more; make one from what it has saved: {self.model.id!r}")
         except BaseException as error:
             live.release()
-            if isinstance(error, InvalidRequest):
+            if isinstance(error, InvalidRequest | CheckpointError):
                 raise self._not_brought_back(error) from error
             raise
         self._live, self._is_asleep = live, False
