@@ -340,3 +340,12 @@ def test_models_are_the_ones_that_are_served(tmp_path: Path) -> None:
     with running(tmp_path) as server, server.http() as http:
         supported = http.get("get_server_capabilities").json()["supported_models"]
         assert sorted(model["model_name"] for model in supported) == sorted(MODELS)
+
+
+def test_what_comes_while_the_server_closes_is_to_be_asked_again(tmp_path: Path) -> None:
+    with running(tmp_path) as server, server.http() as http:
+        session = http.post("create_session", json={"tags": [], "sdk_version": "0.38.0"}).json()["session_id"]
+        server.parts.service.close()
+        body = {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tiny/model"}
+        answer = http.post("create_sampling_session", json=body)
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "10"), answer.text

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from stovetop.concurrency import in_thread, started
-from stovetop.errors import APIStatusError, RequestFailedError, StovetopError
+from stovetop.errors import APIStatusError, RequestFailedError, ServiceClosed, StovetopError
 from stovetop.server.journal import JournalFailed
 from stovetop.server.keys import OwnerOf, local_operator, local_owner
 from stovetop.server.openai.routes import openai_table
@@ -111,7 +111,7 @@ async def _serve(entrance: _Entrance, served: Served, request: Request) -> "Resp
         answer = await (_while_connected(request, serving) if served.ends_with_client else serving)
     except ClientDisconnect:  # amid its upload: there is no client to answer
         answer = dialect.refused(400, "the upload was broken off", None)
-    except JournalFailed:  # the process is about to end; what was asked is asked again after it
+    except (JournalFailed, ServiceClosed):  # the process is about to end; what was asked is asked again after it
         return _not_now(dialect, "stopping")
     except StovetopError as error:
         answer = dialect.refused(_status_of(error), str(error), error)
