@@ -1,4 +1,4 @@
 """Adapters on the disk, in PEFT's format (`adapter_files.py`), and models with an adapter merged in (`merge.py`).
 
-Of the other folders they import `lora/` and `model/`.
+Of the other folders they import `lora/`.
 """

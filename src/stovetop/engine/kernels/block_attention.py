@@ -32,7 +32,8 @@ SCORE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}  # of the scores that exist at 
 
 def row_exact(query_SHQD: Tensor, own: Seen, how: How) -> Tensor:
     """Softmax over whole rows of scores that were computed in blocks of keys; the results of the blocks are added from
-    left to right. What a row does not see it meets as weights of exactly zero."""
+    left to right. What a row does not see it meets as weights of exactly zero. Soft caps and sinks have no form here: a
+    model that asks for them differs from the library when it is loaded, and runs on the fast arithmetic."""
     key_SGLD, value_SGLD, sight = own
     groups, out_SHQD = key_SGLD.shape[1], query_SHQD.new_empty(*query_SHQD.shape[:3], value_SGLD.shape[-1])
     for rows, num_keys in _query_chunks(query_SHQD, sight, key_SGLD.shape[2]):

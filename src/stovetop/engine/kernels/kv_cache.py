@@ -10,7 +10,7 @@ positions of a run.
 import torch
 from torch import Tensor
 
-BLOCK = 64  # positions are added in blocks of this many
+BLOCK = 64  # positions are added in blocks of this many: a multiple of those in which attention reads them
 
 
 def rounded_up(num_positions: int) -> int:

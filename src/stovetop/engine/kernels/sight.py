@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What one layer's attention asks for besides causality."""
+    """What one layer's attention asks for besides causality, in every pass the same."""
 
     scale: float
     window: int | None = None  # a row sees this many rows, itself included
@@ -25,6 +25,8 @@ class How:
 
     @property
     def is_plain(self) -> bool:
+        """Only then training may use `causal_run`, and samples may share a prefix: neither knows anything but causality
+        and the scale."""
         return self.window is None and self.softcap is None and self.sinks_H is None
 
 

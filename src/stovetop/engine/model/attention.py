@@ -5,7 +5,7 @@ A model of the library projects and rotates queries, keys and values of one pack
 which row sees which is the *plan* of the pass (`kernels/attention_plans.py`), which every module of the model knows.
 
 Sliding windows, soft-capped scores and attention sinks, which some models pass as arguments, are honoured; a model
-whose attention asks for something else is refused when it is loaded (`adopting.py`).
+whose attention asks for something else is refused when it is loaded (`proving.py`).
 
 Shapes: `N` packed tokens, `H` query heads, `G` key/value heads, `D` head size.
 """

@@ -54,7 +54,7 @@ class BaseModel:
     routing: Routing
     current_plan: CurrentPlan
     arithmetic: Arithmetic
-    attends_plainly: bool = False  # in every layer: without windows, soft caps and sinks
+    attends_plainly: bool = False  # in every layer (`How.is_plain`), so that samples may share a prefix
     kv_bytes: tuple[int, ...] = ()  # of the keys and values of one position, by layer
     pack_kernel: PackKernel | None = None  # with which it attends within a pack, where that applies
     flat: FlatDecoder | None = None  # in place of the trunk, for models that it computes exactly
