@@ -124,16 +124,14 @@ def broken_promise(base: BaseModel) -> str | None:
     length = min(KEY_BLOCK + 6, base.limits.context_length - 4)
     first = torch.randint(0, base.limits.vocab_size, (length,), generator=generator).tolist()
     sequences = [first, [*first[: length // 2], *first[:5]], first[3:12]]
-    with _first_layers(base) as (base, num_layers):
+    with _first_layers(base) as base:
         expected = [packed_logprobs(base, [sequence], parts)[0] for sequence in sequences]
         for share in (False, True):
             for ours_TV, alone_TV in zip(packed_logprobs(base, sequences, parts, share), expected, strict=True):
                 if not torch.equal(ours_TV, alone_TV):
                     return "packed sequences round otherwise than alone" + (", sharing a prefix" if share else "")
         for share in (False, base.attends_plainly):
-            for ours_TV, alone_TV in zip(
-                decoded_logprobs(base, num_layers, sequences, parts, share), expected, strict=True
-            ):
+            for ours_TV, alone_TV in zip(decoded_logprobs(base, sequences, parts, share), expected, strict=True):
                 if not torch.equal(ours_TV, alone_TV[-len(ours_TV) :]):
                     return "decoding from a cache rounds otherwise than the whole sequence"
         for _ in _on_threads([0]):
@@ -143,9 +141,9 @@ def broken_promise(base: BaseModel) -> str | None:
 
 
 @contextlib.contextmanager
-def _first_layers(base: BaseModel) -> Iterator[tuple[BaseModel, int]]:
-    """The model with only as many of its first layers as it takes to see every kind of them, and two at least, and
-    their number. Kernels choose by shapes, and the shapes are all there."""
+def _first_layers(base: BaseModel) -> Iterator[BaseModel]:
+    """The model with only as many of its first layers as it takes to see every kind of them, and two at least. Kernels
+    choose by shapes, and the shapes are all there."""
     name, layers = base.layers
     parent, own = base.trunk.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
     types = getattr(base.config, "layer_types", None) or [""] * len(layers)
@@ -154,6 +152,6 @@ def _first_layers(base: BaseModel) -> Iterator[tuple[BaseModel, int]]:
     flat = None if base.flat is None else replace(base.flat, layers=base.flat.layers[:count])
     setattr(parent, own, layers[:count])
     try:
-        yield replace(base, flat=flat), min(count, len(layers))
+        yield replace(base, flat=flat, num_layers=min(count, len(layers)))
     finally:
         setattr(parent, own, layers)

@@ -4,7 +4,8 @@ eager path, each sequence alone.
 
     prove             the rules (masks, windows, rotary positions, soft caps, sinks, head): on a small copy of the
                       config (`cutting.py`) in float32, several lengths in one pass, packed and from a cache; with the
-                      library's modules, and with ours in their place (`flat_decoder.py`)
+                      library's modules, and with ours in their place (`flat_decoder.py`). Forward passes alone, and
+                      no samples that share a prefix
     check_full_model  the weights in their places: the model itself, in its own dtype, on two short sequences
 
 A model that fails is refused by name: a silently wrong model is the worst outcome of all. Both make or run models of
@@ -72,23 +73,23 @@ def prove(name: str, model: PreTrainedModel, wrap: Wrap, *, row_exact: bool) -> 
         ) from error
     proof = Proof("not tried yet")
     for is_exact in [True, False] if row_exact else [False]:
-        proof = _proof(type(model), config, wrap, is_exact)
+        proof = _proof(type(model), config, wrap, row_exact=is_exact)
         if proof.failure is None:
             return proof
     raise InvalidRequest(f"base model {name!r}: {proof.failure}; so this model is refused")
 
 
-def _proof(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, is_exact: bool) -> Proof:
+def _proof(model_class: type[PreTrainedModel], config: Any, wrap: Wrap, *, row_exact: bool) -> Proof:
     """With the weights of the first seed that it succeeds with; the failure is that of the very first."""
     proofs = []
     for seed in SEEDS if expert_counts(config.get_text_config()) else SEEDS[:1]:
-        proofs.append(_proof_with(seed, model_class, config, wrap, is_exact))
+        proofs.append(_proof_with(seed, model_class, config, wrap, row_exact=row_exact))
         if proofs[-1].failure is None:
             return proofs[-1]
     return proofs[0]
 
 
-def _proof_with(seed: int, model_class: type[PreTrainedModel], config: Any, wrap: Wrap, is_exact: bool) -> Proof:
+def _proof_with(seed: int, model_class: type[PreTrainedModel], config: Any, wrap: Wrap, *, row_exact: bool) -> Proof:
     """With weights of this seed."""
     small = _random_model(model_class, config, seed)
     text = config.get_text_config()
@@ -100,16 +101,16 @@ def _proof_with(seed: int, model_class: type[PreTrainedModel], config: Any, wrap
         return Proof("random weights give logits that are not finite")
     small.set_attn_implementation(NAME)
     try:
-        if is_exact:
+        if row_exact:
             exactness.prepare(small, context_length(text))
-        base = wrap(small, RowExact() if is_exact else Fast())
+        base = wrap(small, RowExact() if row_exact else Fast())
         watched = _watched(base, sequences)
         failure = _not_once(watched.calls, base.num_layers) or _difference(base, watched, sequences, expected)
         if failure is not None:
             return Proof(failure)
     except ERRORS_OF_MODELS as error:
         return Proof(f"it does not run with packed attention ({type(error).__name__}: {error})")
-    return Proof(None, _runs_flat(base, watched.calls, sequences, expected), is_exact)
+    return Proof(None, _runs_flat(base, watched.calls, sequences, expected), row_exact)
 
 
 def _runs_flat(base: BaseModel, calls: "Sequence[Call]", sequences: list[list[int]], expected: list[Tensor]) -> bool:
@@ -133,7 +134,7 @@ def _difference(base: BaseModel, watched: "_Watched", sequences: list[list[int]]
     found = {
         "packed": packed_logprobs(base, sequences, []),
         "packed with a shared prefix": [logits_TV.log_softmax(-1) for logits_TV in watched.logits],
-        "decoded from a cache": decoded_logprobs(base, base.num_layers, sequences, [], False),
+        "decoded from a cache": decoded_logprobs(base, sequences, []),
     }
     allowed = TOLERANCE[torch.float32] * max(logprobs_TV.std().item() for logprobs_TV in expected)
     for way, results in found.items():

@@ -28,16 +28,16 @@ def packed_logprobs(
 
 
 def decoded_logprobs(
-    base: BaseModel, num_layers: int, sequences: list[list[int]], parts: AdapterRows, share: bool
+    base: BaseModel, sequences: list[list[int]], parts: AdapterRows, share: bool = False
 ) -> list[Tensor]:
     """The last rows of each sequence, one token at a time, all sequences in step, after the tokens before them in two
     chunks. With `share` whole blocks of these are outside of the slots."""
     num_steps = 3
-    prompts, caches = [sequence[:-num_steps] for sequence in sequences], [KVCache(num_layers) for _ in sequences]
+    prompts, caches = [sequence[:-num_steps] for sequence in sequences], [KVCache(base.num_layers) for _ in sequences]
     halves = [len(prompt) // 2 for prompt in prompts]
     for starts, ends in ((([0] * len(prompts)), halves), (halves, list(map(len, prompts)))):
         _fill(base, caches, prompts, starts, ends, parts)
-    cache, store = KVCache(num_layers), SharedPrefixes(num_layers)
+    cache, store = KVCache(base.num_layers), SharedPrefixes(base.num_layers)
     cache.reserve(len(prompts), max(map(len, sequences)))
     starts = [len(prompt) - len(prompt) % KEY_BLOCK if share else 0 for prompt in prompts]
     prefixes = [store.join(own, start) if start else None for own, start in zip(caches, starts, strict=True)]
