@@ -208,9 +208,8 @@ def _with_log_sum(query_SGRD: Tensor, seen: Seen, scale: float) -> tuple[Tensor,
     """The weighted values (S, G, R, D), and the logarithm of the sum of the exponentials of the scores (S, G, R, 1)."""
     penalty = seen.sight.penalty(seen.key_SGLD.shape[2], None, query_SGRD.dtype)
     same_size = query_SGRD.shape[-1] == seen.value_SGLD.shape[-1]
-    if (
-        query_SGRD.device.type == "cpu" and same_size
-    ):  # what the library's attention runs there, which keeps the sums to itself
+    # what the library's attention runs on a CPU, which keeps the sums to itself
+    if query_SGRD.device.type == "cpu" and same_size:
         out_SGRD, sum_SGR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query_SGRD, seen.key_SGLD, seen.value_SGLD, 0.0, False, attn_mask=penalty, scale=scale
         )

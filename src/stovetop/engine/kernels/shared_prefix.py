@@ -32,34 +32,34 @@ class SharedRows:
 
     def gathered(self, x_SGRX: Tensor) -> Tensor:
         """(P, G, M·R, X)"""
-        _, groups, repeats, size = x_SGRX.shape
-        index = self._once("gather", groups, repeats, self._gather_index)
-        return x_SGRX.reshape(-1, size).index_select(0, index).view(len(self.groups.rows_KM), groups, -1, size)
+        _, key_heads, repeats, size = x_SGRX.shape
+        index = self._once("gather", key_heads, repeats, self._gather_index)
+        return x_SGRX.reshape(-1, size).index_select(0, index).view(len(self.groups.rows_KM), key_heads, -1, size)
 
     def scattered(self, x_PGNX: Tensor, repeats: int, missing: float) -> Tensor:
         """(S, G, R, X) from (P, G, M·R, X); rows without a prefix get `missing`."""
-        _, groups, _, size = x_PGNX.shape
-        index, without_S = self._once("scatter", groups, repeats, self._scatter_index), self.groups.without_N
-        x_SGRX = x_PGNX.transpose(1, 2).reshape(-1, size).index_select(0, index).view(-1, groups, repeats, size)
+        _, key_heads, _, size = x_PGNX.shape
+        index, without_S = self._once("scatter", key_heads, repeats, self._scatter_index), self.groups.without_N
+        x_SGRX = x_PGNX.transpose(1, 2).reshape(-1, size).index_select(0, index).view(-1, key_heads, repeats, size)
         return x_SGRX if without_S is None else x_SGRX.masked_fill_(without_S[:, None, None, None], missing)
 
-    def _once(self, what: str, groups: int, repeats: int, make: Callable[[int, int], Tensor]) -> Tensor:
+    def _once(self, what: str, key_heads: int, repeats: int, make: Callable[[int, int], Tensor]) -> Tensor:
         """The layers of a pass ask for the same."""
-        key = (what, groups, repeats)
+        key = (what, key_heads, repeats)
         if key not in self._made:
-            self._made[key] = make(groups, repeats)
+            self._made[key] = make(key_heads, repeats)
         return self._made[key]
 
-    def _gather_index(self, groups: int, repeats: int) -> Tensor:
+    def _gather_index(self, key_heads: int, repeats: int) -> Tensor:
         """Among S·G·R, for each of P·G·M·R."""
-        within_GR = torch.arange(groups * repeats, device=self.groups.rows_KM.device).view(groups, repeats)
-        index_PMGR = self.groups.rows_KM[:, :, None, None] * (groups * repeats) + within_GR
+        within_GR = torch.arange(key_heads * repeats, device=self.groups.rows_KM.device).view(key_heads, repeats)
+        index_PMGR = self.groups.rows_KM[:, :, None, None] * (key_heads * repeats) + within_GR
         return index_PMGR.transpose(1, 2).flatten()
 
-    def _scatter_index(self, groups: int, repeats: int) -> Tensor:
+    def _scatter_index(self, key_heads: int, repeats: int) -> Tensor:
         """Among P·M·R·G, for each of S·G·R."""
-        within_GR = torch.arange(groups * repeats, device=self.groups.place_N.device).view(repeats, groups).t()
-        return (self.groups.place_N[:, None, None] * (groups * repeats) + within_GR).flatten()
+        within_GR = torch.arange(key_heads * repeats, device=self.groups.place_N.device).view(repeats, key_heads).t()
+        return (self.groups.place_N[:, None, None] * (key_heads * repeats) + within_GR).flatten()
 
 
 @dataclass(slots=True, eq=False)

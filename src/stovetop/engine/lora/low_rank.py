@@ -77,13 +77,13 @@ class LowRank:
 
     def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_MR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
         """Of the factors; that of x is added to `dx_NI`. `thin_MR` is from `add_to`."""
-        precise = self.factors[0].dtype
-        dy_MO, x_MI = dy_NO[self.rows], x_NI[self.rows].to(precise)
+        factor_dtype = self.factors[0].dtype
+        dy_MO, x_MI = dy_NO[self.rows], x_NI[self.rows].to(factor_dtype)
         d_thin_MR = torch.empty_like(thin_MR)
         d_b: list[Tensor] = []
         for (_, b_OR), columns, ranks in self._each():
             d_thin_MR[:, ranks] = dy_MO[:, columns] @ b_OR.to(dy_MO.dtype)
-            d_b.append(dy_MO[:, columns].to(precise).t() @ thin_MR[:, ranks].to(precise))
+            d_b.append(dy_MO[:, columns].to(factor_dtype).t() @ thin_MR[:, ranks].to(factor_dtype))
         d_thin_MR.mul_(self.scale)
         if dx_NI is not None:
             a_RI = self._a(dx_NI.dtype)
@@ -91,7 +91,7 @@ class LowRank:
                 dx_NI[self.rows].addmm_(d_thin_MR, a_RI)
             else:
                 dx_NI.index_add_(0, self.rows, d_thin_MR @ a_RI)
-        d_a_RI = d_thin_MR.to(precise).t() @ x_MI
+        d_a_RI = d_thin_MR.to(factor_dtype).t() @ x_MI
         d_a = [d_a_RI[ranks] for _, _, ranks in self._each()]
         return list(chain.from_iterable(zip(d_a, d_b, strict=True)))
 
@@ -178,19 +178,19 @@ class Batched:
 
     def gradients(self, dy_NO: Tensor, x_NI: Tensor, thin_KMR: Tensor, dx_NI: Tensor | None) -> list[Tensor]:
         assert self.adapters_K, "a stack of adapters is for passes without gradients"
-        precise, d_thin_KMR = self.factors[0].dtype, torch.zeros_like(thin_KMR)
-        scales_K11 = self._scales(precise, thin_KMR.device)
+        factor_dtype, d_thin_KMR = self.factors[0].dtype, torch.zeros_like(thin_KMR)
+        scales_K11 = self._scales(factor_dtype, thin_KMR.device)
         d_b_KOR: list[Tensor] = []
         for sibling, (b_KOR, columns) in enumerate(zip(self.stacked.b_KOR, self.siblings.columns, strict=True)):
             dy_KMO, ranks = self.groups.gathered(dy_NO[:, columns][:, : b_KOR.shape[1]]), self.stacked.ranks(sibling)
             if self.groups.is_padding_KM is not None:
                 dy_KMO = dy_KMO.masked_fill(self.groups.is_padding_KM[:, :, None], 0.0)
             d_thin_KMR[..., ranks] = product(dy_KMO, b_KOR)
-            scaled_KMR = thin_KMR[..., ranks].to(precise) * scales_K11
-            d_b_KOR.append(product(dy_KMO.to(precise).transpose(1, 2), scaled_KMR))
+            scaled_KMR = thin_KMR[..., ranks].to(factor_dtype) * scales_K11
+            d_b_KOR.append(product(dy_KMO.to(factor_dtype).transpose(1, 2), scaled_KMR))
         if dx_NI is not None:
             self.groups.add_product(dx_NI, d_thin_KMR, self.stacked.a_KRI)
-        d_a_KRI = product(d_thin_KMR.to(precise).transpose(1, 2), self.groups.gathered(x_NI).to(precise))
+        d_a_KRI = product(d_thin_KMR.to(factor_dtype).transpose(1, 2), self.groups.gathered(x_NI).to(factor_dtype))
         found: list[Tensor] = []
         for index, adapter in enumerate(self.adapters_K):
             for sibling, own in enumerate(() if adapter is None else adapter.by_sibling):

@@ -92,8 +92,8 @@ class Stack:
     def factors(self, siblings: Siblings, num_rows: int) -> SideBySide | None:
         """None where no adapter trains any of them."""
         # logits are float32; and for few rows of one adapter, whose products are small, it is the faster dtype
-        precise = HEAD in siblings.names or (self.num_slots == 1 and num_rows <= PRECISE_ROWS)
-        key = (siblings, precise_dtype(self.dtype) if precise else self.dtype)
+        is_precise = HEAD in siblings.names or (self.num_slots == 1 and num_rows <= PRECISE_ROWS)
+        key = (siblings, precise_dtype(self.dtype) if is_precise else self.dtype)
         if key not in self._factors:
             self._forget_idle()
             self._factors[key] = self._stacked(*key)
@@ -152,8 +152,7 @@ class BatchRows:
     """The rows of a pass that each of several adapters acts on, without a stack."""
 
     adapters: Sequence[AdapterWeights]
-    groups: RowGroups
-
+    groups: RowGroups  # by adapter
     dtype: torch.dtype  # of the products
 
     def of(self, siblings: Siblings) -> Batched | None:

@@ -63,17 +63,17 @@ def adopt(
     if deterministic is not False:
         obstacle = exactness.obstacle(model, config, torch.device(device), model.dtype)
 
-    def wrap(model: PreTrainedModel, arithmetic: Arithmetic) -> BaseModel:
+    def base_of(model: PreTrainedModel, arithmetic: Arithmetic) -> BaseModel:
         return replace(_wrapped(model, name, fingerprint, tokenizer, arithmetic), pack_kernel=pack_kernel)
 
-    proof = prove(name, model, wrap, row_exact=obstacle is None)
+    proof = prove(name, model, base_of, row_exact=obstacle is None)
     if obstacle is None and not proof.is_exact:
         obstacle = "the row-exact arithmetic has no form of its attention"
     probe = Probe.of(model)
     model.set_attn_implementation(NAME)
     if obstacle is None:
         exactness.prepare(model, context_length(config))
-    base = _checked(wrap(model, Fast()), probe, try_flat=proof.is_flat)
+    base = _checked(base_of(model, Fast()), probe, try_flat=proof.is_flat)
     if obstacle is None:
         exact, obstacle = _row_exact(base)
         if exact is not None:

@@ -75,16 +75,16 @@ class FlatLayer:
 
     def _heads(self, x_NO: Tensor, given: Pass) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, rotated, and values."""
-        num_queries, num_keys, num_values = (
+        query_heads, key_heads, value_heads = (
             (columns.stop - columns.start) // self.head_size for columns in self.query_key_value.siblings.columns
         )
         x_NHD = x_NO.unflatten(1, (-1, self.head_size))
-        turned_NHD, value_NGD = x_NHD.split([num_queries + num_keys, num_values], 1)
+        turned_NHD, value_NGD = x_NHD.split([query_heads + key_heads, value_heads], 1)
         if self.query_norm is not None and self.key_norm is not None:
-            query_NHD, key_NGD = turned_NHD.split([num_queries, num_keys], 1)
+            query_NHD, key_NGD = turned_NHD.split([query_heads, key_heads], 1)
             turned_NHD = torch.cat([self.query_norm(query_NHD), self.key_norm(key_NGD)], 1)
         turned_NHD = rotated(turned_NHD, given.cos_N1D, given.sin_N1D)
-        query_NHD, key_NGD = turned_NHD.split([num_queries, num_keys], 1)
+        query_NHD, key_NGD = turned_NHD.split([query_heads, key_heads], 1)
         return query_NHD, key_NGD, value_NGD
 
     def changed(self, change: Change) -> "FlatLayer":
@@ -142,8 +142,8 @@ def flattened(trunk: PreTrainedModel, hows: Sequence[How]) -> FlatDecoder | None
     """The flat form of a model whose linears have been wrapped, `hows` being what each layer asks of attention; None
     for one that is built of other parts. The linears of the model read their weights from it from now on."""
     decoder: Any = trunk.get_decoder()
-    is_plain = _has(decoder, DECODER) and all(map(_is_plain, decoder.layers)) and _is_norm(decoder.norm)
-    if not is_plain or any(map(_is_changed, decoder.modules())):
+    is_ours = _has(decoder, DECODER) and all(map(_is_of_our_parts, decoder.layers)) and _is_norm(decoder.norm)
+    if not is_ours or any(map(_is_changed, decoder.modules())):
         return None
     layers = [
         _flat_layer(index, layer, how) for index, (layer, how) in enumerate(zip(decoder.layers, hows, strict=True))
@@ -163,7 +163,7 @@ def _is_changed(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_of_our_parts(layer: Any) -> bool:
     if not (_has(layer, LAYER) and _has(layer.mlp, FEED_FORWARD)):
         return False
     attention = layer.self_attn
