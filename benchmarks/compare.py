@@ -42,6 +42,7 @@ MEASURES: dict[str, dict[str, str]] = {
     "grpo": {"ours": "compare_ours:grpo", "trl": "compare_peers:grpo"},
     "adapters": {"ours": "compare_ours:adapters"},
     "mode": {"exact": "compare_ours:exact_mode", "fast": "compare_ours:fast_mode"},
+    "mode_bfloat16": {"exact": "compare_ours:exact_bfloat16", "fast": "compare_ours:fast_bfloat16"},
     "flat": {"ours": "compare_ours:flat"},
     "prompts": {"together": "compare_ours:prompts_together", "apart": "compare_ours:prompts_apart"},
     "decode": {"ours": "compare_ours:decode", "llama": "compare_llama:decode"},
@@ -160,6 +161,13 @@ def rows_of(medians: Medians) -> list[Row]:
         rows.append(
             Row("gap_exact", "largest gap in the deterministic mode, nats", exact["gap"], "0", exact["gap"] == 0)
         )
+    if ("mode_bfloat16", "exact") in medians:
+        exact, fast = medians["mode_bfloat16", "exact"], medians["mode_bfloat16", "fast"]
+        for verb in ("train", "sample"):
+            at_least(f"{verb}_exact_bfloat16", f"{verb} in bfloat16: the same", exact[verb] / fast[verb], 0.91)
+        gaps = exact["gap"], fast["gap"]
+        rows.append(Row("gap_exact_bfloat16", "its largest gap", gaps[0], "0", gaps[0] == 0))
+        rows.append(Row("gap_fast_bfloat16", "the largest gap of the fast mode", gaps[1], "", None))
     if ("prompts", "apart") in medians:
         together, apart = medians["prompts", "together"], medians["prompts", "apart"]
         for name in together:

@@ -1,6 +1,7 @@
 """Our side of compare.py, through the public clients."""
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from compare_work import (
 
 import stovetop as st
 from stovetop.client import SamplingClient, ServiceClient, TrainingClient
+from stovetop.errors import InvalidRequest
 
 STEP = st.AdamParams(learning_rate=LEARNING_RATE)
 
@@ -96,6 +98,18 @@ def exact_mode(setting: Setting) -> Numbers:
 
 def fast_mode(setting: Setting) -> Numbers:
     return _in_mode(replace(setting, dtype="float32"), deterministic=False)
+
+
+def exact_bfloat16(setting: Setting) -> Numbers:
+    """The same in bfloat16; no numbers where that is refused on this processor."""
+    try:
+        return _in_mode(replace(setting, dtype="bfloat16"), deterministic=True)
+    except InvalidRequest:
+        return dict.fromkeys(("train", "sample", "gap"), math.nan)
+
+
+def fast_bfloat16(setting: Setting) -> Numbers:
+    return _in_mode(replace(setting, dtype="bfloat16"), deterministic=False)
 
 
 def _in_mode(setting: Setting, *, deterministic: bool) -> Numbers:

@@ -58,8 +58,9 @@ def open_service(
     user_metadata, project_id, display_name
                            go into every checkpoint
     dtype                  of the base weights; adapters and optimizer are float32 in any case
-    deterministic          sampler and trainer agree to the bit, whatever runs beside them: float32 on the CPU, checked
-                           when the model is loaded. None: where it holds; True: refused where it does not
+    deterministic          sampler and trainer agree to the bit, whatever runs beside them: on the CPU, checked when the
+                           model is loaded. None: in float32, where it holds; True: in bfloat16 too, which takes longer
+                           then, and refused where it does not hold
     threads                how many the engine computes with. None: as many as torch takes; "probe": the fastest number,
                            which takes two seconds to find; either on a CPU fewer while other programs keep threads
                            waiting. The setting is the process's

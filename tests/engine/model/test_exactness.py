@@ -17,6 +17,7 @@ from stovetop.engine.kernels.arithmetic import Fast, RowExact
 from stovetop.engine.lora.weights import AdapterWeights
 from stovetop.engine.model import exactness
 from stovetop.engine.model.adopting import adopt
+from stovetop.engine.model.base_model import BaseModel
 from stovetop.errors import InvalidRequest
 from stovetop.losses import ImportanceSampling
 from stovetop.types import Datum, ModelInput, SampledSequence, SamplingParams
@@ -32,7 +33,7 @@ def test_a_float32_model_on_the_cpu_runs_row_exactly_by_default() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: tiny.llama().bfloat16(), "float32 on the CPU, not bfloat16"),
+        (lambda: tiny.llama().double(), "float32 or bfloat16 on the CPU, not float64"),
         (lambda: GemmaForCausalLM(GemmaConfig(**SMALL)), "activation 'gelu"),
         (gpt_oss, "num_experts"),
         (lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, hidden_activation="silu")), "its rotary embedding"),
@@ -91,9 +92,23 @@ def gap(engine: Engine, adapter: Any, data: list[Datum], temperature: float) -> 
     return float(np.concatenate(gaps).max())
 
 
-def test_the_gap_is_zero_among_random_traffic_with_any_packing() -> None:
+def in_bfloat16() -> BaseModel:
+    try:
+        return adopt(tiny.llama().bfloat16(), "tiny", fingerprint="", deterministic=True)
+    except InvalidRequest as refused:
+        pytest.skip(f"it is refused on this processor, as it is to be where it does not hold: {refused}")
+
+
+def test_a_bfloat16_model_runs_row_exactly_where_that_is_asked_for() -> None:
+    assert isinstance(adopt(tiny.llama().bfloat16(), "tiny", fingerprint="").arithmetic, Fast)
+    assert isinstance(in_bfloat16().arithmetic, RowExact)
+
+
+@pytest.mark.parametrize("model", [tiny.base_model, in_bfloat16])
+def test_the_gap_is_zero_among_random_traffic_with_any_packing(model: Callable[[], BaseModel]) -> None:
     """Four adapters of mixed rank and targets, requests that join and leave, prompts that share prefixes."""
-    engines = {size: tiny.engine(max_tokens_per_pass=size) for size in (20, 4096)}
+    base = model()
+    engines = {size: Engine(base, max_tokens_per_pass=size) for size in (20, 4096)}
     engine, chosen = engines[4096], random.Random(0)
     adapters = [
         tiny.trained_adapter(engine, seed, rank=rank, train_mlp=mlp, train_unembed=unembed)

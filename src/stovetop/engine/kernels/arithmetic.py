@@ -2,9 +2,9 @@
 """The two arithmetics a model can run on. They are the same mathematics; only rounding differs.
 
     Fast       the library's own kernels. A row's last bits may change with the rows beside it
-    RowExact   float32 on the CPU. A row's bits depend on that row alone: not on the number of rows, their order, the
-               batch, or the number of threads. So the logprob of a token is the same, to the bit, from cached decoding
-               in any company and from a packed training forward
+    RowExact   float32 or bfloat16 on the CPU. A row's bits depend on that row alone: not on the number of rows, their
+               order, the batch, or the number of threads. So the logprob of a token is the same, to the bit, from
+               cached decoding in any company and from a packed training forward
 
 A kernel is free to choose how it sums by the shape of its input, and sums in another order round otherwise. RowExact
 therefore gives every kernel shapes in which it does not choose: linears through oneDNN with rows padded to a multiple
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stovetop.engine.kernels.block_attention import KEY_BLOCK, row_exact, row_exact_after_prefix, single_rows
+from stovetop.engine.kernels.precision import precise
 from stovetop.engine.kernels.shared_prefix import SharedRows
 from stovetop.engine.kernels.sight import How, Seen
 
@@ -266,7 +267,8 @@ class RowExact:
 
     def silu(self, x: Tensor) -> Tensor:
         """Written out: the library's own takes another path for the last elements of a buffer."""
-        return x / torch.neg(x).exp_().add_(1)
+        wide = precise(x)
+        return (wide / torch.neg(wide).exp_().add_(1)).to(x.dtype)
 
     def attends_in_runs(self, device: torch.device) -> bool:
         return False

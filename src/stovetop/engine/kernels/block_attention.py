@@ -61,7 +61,7 @@ def row_exact_after_prefix(query_SHQD: Tensor, own: Seen, prefix: Seen, shared: 
     out = _weighted(shared.gathered(first_SGRL).flatten(0, 1), prefix.value_SGLD.flatten(0, 1))
     out_SGRD = shared.scattered(out.unflatten(0, (-1, groups)), repeats, missing=0.0)
     out = _weighted(last_SGRL.flatten(0, 1), own.value_SGLD.flatten(0, 1), before=out_SGRD.flatten(0, 1))
-    return out.reshape(*query_SHQD.shape[:3], -1)
+    return out.reshape(*query_SHQD.shape[:3], -1).to(query_SHQD.dtype)
 
 
 def single_rows(query_SHQD: Tensor, key_SGLD: Tensor) -> Tensor:
@@ -71,17 +71,17 @@ def single_rows(query_SHQD: Tensor, key_SGLD: Tensor) -> Tensor:
 
 
 def _scores(query_CRD: Tensor, key_CLD: Tensor, scale: float) -> Tensor:
-    """(C, R, L), computed block by block."""
-    padded = _padded(query_CRD)
-    blocks = [torch.bmm(padded, block.transpose(1, 2)) for block in key_CLD.split(KEY_BLOCK, 1)]
+    """(C, R, L), computed block by block, in at least float32."""
+    padded = _padded(precise(query_CRD))
+    blocks = [torch.bmm(padded, precise(block).transpose(1, 2)) for block in key_CLD.split(KEY_BLOCK, 1)]
     return torch.cat(blocks, 2)[:, : query_CRD.shape[1]].mul_(scale)
 
 
 def _weighted(weights_CRL: Tensor, value_CLD: Tensor, before: Tensor | None = None) -> Tensor:
-    """(C, R, D): the blocks' weighted values, added to what came `before` from left to right."""
+    """(C, R, D): the blocks' weighted values, added to what came `before` from left to right, as precise as these."""
     padded, num_rows = _padded(weights_CRL), weights_CRL.shape[1]
     for weights, value in zip(padded.split(KEY_BLOCK, 2), value_CLD.split(KEY_BLOCK, 1), strict=True):
-        block = torch.bmm(weights, value)[:, :num_rows]
+        block = torch.bmm(weights, precise(value))[:, :num_rows]
         before = block if before is None else before.add_(block)
     assert before is not None, "a row sees itself at least"
     return before

@@ -53,7 +53,7 @@ def adopt(
     taken over: its linears are wrapped, its weights frozen.
 
     `deterministic` asks for the row-exact arithmetic: True refuses a model or machine on which it does not hold, None
-    takes it where it holds, False leaves it."""
+    takes it in float32 where it holds, False leaves it."""
     refuse_at_sight(name, model)
     config = model.config.get_text_config()
     model.eval().requires_grad_(False)
@@ -62,6 +62,8 @@ def adopt(
     obstacle = "not asked for"
     if deterministic is not False:
         obstacle = exactness.obstacle(model, config, torch.device(device), model.dtype)
+    if obstacle is None and deterministic is None and model.dtype == torch.bfloat16:
+        obstacle = "in bfloat16 that takes longer, so it is to be asked for with deterministic=True"
 
     def base_of(model: PreTrainedModel, arithmetic: Arithmetic) -> BaseModel:
         return replace(_wrapped(model, name, fingerprint, tokenizer, arithmetic), pack_kernel=pack_kernel)

@@ -32,10 +32,12 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 def obstacle(model: nn.Module, config, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this model cannot run on the row-exact arithmetic, as far as its description tells."""
-    if device.type != "cpu" or dtype != torch.float32:
-        return f"it needs float32 on the CPU, not {str(dtype).removeprefix('torch.')} on {device.type}"
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return f"it needs float32 or bfloat16 on the CPU, not {str(dtype).removeprefix('torch.')} on {device.type}"
     if not torch.backends.mkldnn.is_available():
         return "this build of torch has no oneDNN"
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "this processor has no products in bfloat16"
     activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
     if activation != "silu":
         return f"its activation {activation!r} has no row-exact form here"
@@ -56,7 +58,7 @@ def prepare(model: nn.Module, num_positions: int) -> None:
             if isinstance(child, nn.SiLU) or type(child).__name__ == "SiLUActivation":
                 setattr(parent, name, RowExactSiLU())
             elif child in found:
-                setattr(parent, name, RotaryTable(child, num_positions, torch.float32))
+                setattr(parent, name, RotaryTable(child, num_positions, next(model.parameters()).dtype))
 
 
 def rotaries(model: nn.Module) -> list[nn.Module]:
@@ -79,7 +81,7 @@ def broken_fact(arithmetic: Arithmetic, linears: list[FrozenLinear], head_size: 
     generator = torch.Generator().manual_seed(0)
     for shape, linear in {tuple(linear.weight_OI.shape): linear for linear in linears}.items():
         rows = [count for count in ROWS if count * shape[0] <= HEAD_LOGITS_LIMIT]
-        x_RI = torch.randn(max(rows), shape[1], generator=generator, dtype=torch.float32)
+        x_RI = torch.randn(max(rows), shape[1], generator=generator).to(linear.weight_OI.dtype)
         expected_RO = torch.cat([arithmetic.linear(part, linear) for part in x_RI.split(ROW_MULTIPLE)])
         for count in _on_threads(rows):
             if not torch.equal(arithmetic.linear(x_RI[-count:], linear), expected_RO[-count:]):
