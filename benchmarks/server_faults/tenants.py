@@ -19,6 +19,7 @@ from stovetop.durable import MANIFEST
 
 KEY = "tml-tenant"
 VOCABULARY = 250  # tokens that every model here has
+TTL_S = 86_400 * 800  # more than clocks jump by: what expires goes, as it was asked for
 
 Seen = list[Any]  # JSON
 
@@ -133,7 +134,7 @@ class _Program:
         """What a client does with a checkpoint, besides reading it."""
         path = self.client.save_weights_for_sampler(f"changed-{step}").result().path
         self.rest.publish_checkpoint_from_tinker_path(path).result()
-        self.rest.set_checkpoint_ttl_from_tinker_path(path, 86_400).result()
+        self.rest.set_checkpoint_ttl_from_tinker_path(path, TTL_S).result()
         self.rest.unpublish_checkpoint_from_tinker_path(path).result()
         if self.rng.random() < 0.5:
             self.rest.delete_checkpoint_from_tinker_path(path).result()
