@@ -99,7 +99,7 @@ class Arithmetic(Protocol):
 
 # not cuDNN's, which makes a plan for every new shape: decoding has a new one every few steps
 CUDA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-LAYOUT_ROWS = 256  # up to which oneDNN's own layout of the weights is faster
+LAYOUT_ROWS = 256  # for which oneDNN's own layout is used; half and double: 0.98, 1.00 (benchmarks/constants.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ from stovetop.engine.kernels.packing import Pack, Segment
 from stovetop.engine.kernels.shared_prefix import PrefixPass
 from stovetop.engine.kernels.sight import How, Seen, Sight
 
-KEY_MULTIPLE = 16  # of the keys that decoding reads, more of which than it needs are there: kernels like round numbers
-
 
 class AttentionPlan(Protocol):
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
@@ -241,7 +239,7 @@ class CachedAttention:
         self._slots_S = torch.arange(len(places_S), device=places_S.device) if slots_S is None else slots_S
         self._into_S = self._slots_S + first_slot if first_slot else self._slots_S
         self._sight = Sight((places_S if self._rows_S is None else places_S[self._rows_S])[:, None])
-        self._num_keys = num_keys + -num_keys % max(arithmetic.key_multiple, KEY_MULTIPLE)
+        self._num_keys = num_keys + -num_keys % arithmetic.key_multiple
 
     def attend(self, layer: int, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, how: How) -> Tensor:
         self._cache.write(layer, self._into_S, self._places_S, key_GND, value_GND)

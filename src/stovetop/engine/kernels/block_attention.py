@@ -27,7 +27,8 @@ from stovetop.engine.kernels.sight import How, Seen, Sight
 
 QUERY_MULTIPLE = 8  # of query rows
 KEY_BLOCK = 64
-SCORE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}  # of the scores that exist at one time
+# of the scores that exist at one time; training at half and double of it: 1.02, 0.99 (benchmarks/constants.py)
+SCORE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
 
 
 def row_exact(query_SHQD: Tensor, own: Seen, how: How) -> Tensor:

@@ -19,8 +19,9 @@ from stovetop.engine.kernels.kv_cache import KVCache, rounded_up
 from stovetop.engine.kernels.row_groups import RowGroups, row_groups
 from stovetop.engine.kernels.sight import Seen, Sight
 
-MAX_PADDING, FREE_PADDED_ROWS = 3, 64  # a pass may compute so many times the rows that share a prefix, and so many more
-MIN_PREFIX_TOKENS = 64  # a shorter one is not worth a product of its own
+# rough bounds: a pass may compute so many times the rows that share a prefix, and so many more; a shorter prefix is not
+# worth a product of its own
+MAX_PADDING, FREE_PADDED_ROWS, MIN_PREFIX_TOKENS = 3, 64, 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,9 +23,9 @@ from stovetop.engine.kernels.arithmetic import Arithmetic, Fast, FrozenLinear
 from stovetop.engine.kernels.precision import precise, precise_dtype
 from stovetop.engine.lora.low_rank import ALL, Factors, LowRank, Product
 
-# of the float32 logits that exist at one time: on a CPU they stay in its cache, a GPU wants large products
-CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
-SOFTMAX_BYTES = 3 * 2**20  # of those that a CPU makes probabilities of at one time
+# Chosen with benchmarks/constants.py, on a CPU: half and double give so many times the speed.
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}  # of the float32 logits that exist at one time: 1.00, 1.02
+SOFTMAX_BYTES = 3 * 2**20  # of those that become probabilities at one time: 1.00, 1.00; all of a chunk take more memory
 MIN_CHUNK_ROWS = 64  # fewer would read the weights more often than they compute with them
 
 

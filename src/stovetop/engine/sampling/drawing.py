@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RUN = 128  # tokens
-CACHE_BYTES = 2 * 2**20  # a thread of a CPU, for the float32 logits that are worked on at one time: they stay in there
+# a thread of a CPU, for the float32 logits that are worked on at one time, which bounds memory; decoding at half and
+# double of it: 0.98, 1.01 (benchmarks/constants.py)
+CACHE_BYTES = 2 * 2**20
 
 
 class Drawn(NamedTuple):

@@ -35,8 +35,8 @@ from stovetop.engine.sampling.prefix_cache import CachedPrompt, PrefixCache
 from stovetop.engine.sampling.request import Prompt
 from stovetop.engine.sampling.waiting import Room, WaitingPrompts
 
-STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
-CHUNK_TOKENS = 512
+STEP_TOKENS = {"cpu": 2048, "cuda": 16384}  # of all prompts, in a step: how long running samples wait
+CHUNK_TOKENS = 512  # of one prompt, in a pass; sampling at half and double of it: 1.00, 0.99 (benchmarks/constants.py)
 
 
 class Computed(NamedTuple):
