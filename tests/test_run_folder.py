@@ -23,6 +23,8 @@ from stovetop.run_folder import (
     content_of,
     is_run,
     locked,
+    runs_within,
+    saved_folders,
 )
 
 BEHAVIORS: list[BehaviorIfExists] = ["resume", "delete", "ask", "raise"]
@@ -250,3 +252,28 @@ def test_a_lock_that_cannot_be_made_is_said_as_what_cannot_be_written(tmp_path: 
     (tmp_path / LOCK_FILE).mkdir()
     with pytest.raises(WriteFailed, match=r"cannot write .*\.lock: "), locked(tmp_path):
         pass
+
+
+def test_runs_and_saves_are_found_while_a_save_comes_and_goes(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / MARK_FILE).touch()
+    states, stop = tmp_path / "checkpoints", threading.Event()
+    (states / "whole").mkdir(parents=True)
+    (states / "whole" / "manifest.json").touch()
+
+    def save() -> None:
+        while not stop.is_set():
+            fresh = states / ".new.writing-1"
+            (fresh / "deeper").mkdir(parents=True)
+            fresh.rename(states / "new")
+            shutil.rmtree(states / "new")
+
+    with ThreadPoolExecutor() as pool:
+        saving = pool.submit(save)
+        try:
+            for _ in range(400):
+                assert runs_within(tmp_path) == [tmp_path, tmp_path / "inner"]
+                assert saved_folders(tmp_path) == [states / "whole"]
+        finally:
+            stop.set()
+        saving.result()

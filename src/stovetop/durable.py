@@ -264,6 +264,12 @@ def write_file(path: Path, data: bytes, *, disk: Disk = LOCAL_DISK) -> None:
 # ---- what is being written, and what killed writes have left ---------------------------------------------------------
 
 
+def files_named(folder: Path, name: str) -> list[Path]:
+    """The files of this name in a folder and below it, in order. Folders may come and go meanwhile, as those of saves
+    do; `Path.rglob` raises then, before Python 3.13."""
+    return sorted(Path(parent) / name for parent, _, names in os.walk(folder) if name in names)
+
+
 def clear_leftovers(folder: Path) -> None:
     """Removes what killed processes were writing in `folder`, and puts back what an unfinished overwrite had put aside.
     What a living process writes stays. What cannot be removed is named in the log."""

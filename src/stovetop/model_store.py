@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stovetop.durable import files_named
 from stovetop.errors import UnknownName
 from stovetop.gguf_files import is_gguf
 from stovetop.hub import asking
@@ -132,7 +133,7 @@ def _snapshot(name: str, problem: str | None) -> Path:
 def known_models() -> list[str]:
     """Models that lie in `model_home()`, by name."""
     home = model_home()
-    folders = [config.parent for config in home.glob("**/config.json")]
+    folders = [config.parent for config in files_named(home, "config.json")]
     return sorted(
         str(folder.relative_to(home)) for folder in folders if not folder.name.startswith(".")
     )  # half written

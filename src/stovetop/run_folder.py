@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
-from stovetop.durable import MANIFEST, clear_leftovers, make_folders, put_aside, write_file, writing
+from stovetop.durable import MANIFEST, clear_leftovers, files_named, make_folders, put_aside, write_file, writing
 from stovetop.errors import InvalidRequest, UnknownName, listed
 
 if TYPE_CHECKING:
@@ -167,12 +167,12 @@ def is_run(path: Path) -> bool:
 
 def runs_within(folder: Path) -> list[Path]:
     """A run's folder, and those of the runs in it."""
-    return [folder, *(mark.parent for mark in sorted(folder.rglob(MARK_FILE)) if mark.parent != folder)]
+    return [folder, *(mark.parent for mark in files_named(folder, MARK_FILE) if mark.parent != folder)]
 
 
 def saved_folders(path: Path) -> list[Path]:
     """The folders that a service has saved into a run's folder, the latest last."""
-    manifests = [file for file in (path / STATES_FOLDER).rglob(MANIFEST) if not file.parent.name.startswith(".")]
+    manifests = [file for file in files_named(path / STATES_FOLDER, MANIFEST) if not file.parent.name.startswith(".")]
     return [manifest.parent for manifest in sorted(manifests, key=lambda file: (file.stat().st_mtime_ns, str(file)))]
 
 
@@ -327,7 +327,7 @@ def _delete(path: Path, locks: ExitStack) -> None:
     """Empties a locked folder: it is put aside whole, so that a crash leaves no half of a run, and a new one is locked
     in its place. Refused while another process writes to a run within it."""
     with ExitStack() as within, writing(path):
-        for marked in path.rglob(MARK_FILE):
+        for marked in files_named(path, MARK_FILE):
             if marked.parent != path:
                 within.enter_context(locked(marked.parent))
         put_aside(path)
