@@ -218,6 +218,8 @@ def main() -> None:
     parser.add_argument("--side", help="with --measure: do only this, here, and print its numbers")
     parser.add_argument("--measure", choices=MEASURES)
     options = parser.parse_args()
+    if options.gguf is not None and not options.gguf.is_file():
+        parser.error(f"--gguf is to be a file that llama.cpp reads, and there is none: {options.gguf}")
     model = require_model(options.model)
     if options.side:
         setting = Setting(model, options.dtype, options.threads, SIZES[options.size], options.gguf)

@@ -4,10 +4,11 @@ GGUF file of the same dtype, which `convert_hf_to_gguf.py --outtype f32` (or bf1
 It is used as its own `batched` example does: all sequences in one batch, each with its own sampler, at temperature 1.
 """
 
+from functools import partial
 from typing import Any
 
 import llama_cpp as llama
-from compare_work import DECODED_ROWS, Numbers, Setting, measured
+from compare_work import DECODED_ROWS, Numbers, Setting, decoding_speed
 
 NUM_BATCH = 2048  # tokens of a pass: all prompts in one
 
@@ -22,8 +23,7 @@ def decode(setting: Setting) -> Numbers:
     for count in DECODED_ROWS:
         prompts = rng.integers(0, vocabulary, (count, 32)).tolist()
         context = _context(model, count, setting)
-        short, long = (_shortest(context, prompts, length) for length in (2, 2 + setting.size.equal_tokens))
-        numbers[f"rows {count}"] = count * setting.size.equal_tokens / (long - short)
+        numbers[f"rows {count}"] = decoding_speed(partial(_draw, context, prompts), count, setting.size.equal_tokens)
         llama.llama_free(context)
     return numbers
 
@@ -35,11 +35,6 @@ def _context(model: Any, num_sequences: int, setting: Setting) -> Any:
     params.n_seq_max = num_sequences
     params.n_threads = params.n_threads_batch = setting.threads
     return llama.llama_init_from_model(model, params)
-
-
-def _shortest(context: Any, prompts: list[list[int]], num_tokens: int) -> float:
-    """Seconds for so many tokens behind each prompt, the shorter of two tries."""
-    return min(measured(lambda: _draw(context, prompts, num_tokens), 1).seconds for _ in range(2))
 
 
 def _draw(context: Any, prompts: list[list[int]], num_tokens: int) -> None:

@@ -5,6 +5,7 @@ import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from compare_work import (
     RANK,
     Numbers,
     Setting,
+    decoding_speed,
     measured,
     num_trained,
     reward,
@@ -226,15 +228,14 @@ def decode(setting: Setting) -> Numbers:
         rng, vocabulary, numbers = setting.rng(), len(sampler.get_tokenizer()), {}
         for count in DECODED_ROWS:
             prompts = rng.integers(0, vocabulary, (count, 32)).tolist()
-            short, long = (_shortest(sampler, prompts, length) for length in (2, 2 + setting.size.equal_tokens))
-            numbers[f"rows {count}"] = count * setting.size.equal_tokens / (long - short)
+            draws = partial(_draw_each, sampler, prompts)
+            numbers[f"rows {count}"] = decoding_speed(draws, count, setting.size.equal_tokens)
         return numbers
 
 
-def _shortest(sampler: SamplingClient, prompts: list[list[int]], num_tokens: int) -> float:
-    """Seconds for so many tokens behind each prompt, the shorter of two tries."""
-    requests = [(prompt, num_tokens) for prompt in prompts]
-    return min(measured(lambda: draw(sampler, requests), 1).seconds for _ in range(2))
+def _draw_each(sampler: SamplingClient, prompts: list[list[int]], num_tokens: int) -> None:
+    """So many tokens behind each prompt."""
+    draw(sampler, [(prompt, num_tokens) for prompt in prompts])
 
 
 def prompts_together(setting: Setting) -> Numbers:

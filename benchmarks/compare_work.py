@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,6 +115,15 @@ def measured(run: Callable[[], object], num_tokens: int) -> Cost:
     watch = Stopwatch()
     run()
     return watch.stop(num_tokens)
+
+
+def decoding_speed(draw: Callable[[int], object], num_rows: int, num_tokens: int) -> float:
+    """Tokens per second behind prompts that do not count: `draw` draws so many tokens for each row, and from its time
+    for that many and two more its time for two is taken, each the shorter of two tries."""
+    short_s, long_s = (
+        min(measured(partial(draw, length), 1).seconds for _ in range(2)) for length in (2, 2 + num_tokens)
+    )
+    return num_rows * num_tokens / (long_s - short_s)
 
 
 def _resident(field: str) -> int:

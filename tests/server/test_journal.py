@@ -93,16 +93,9 @@ def test_a_damaged_journal_is_refused_by_name(tmp_path: Path, damage: Callable[[
 
 
 def test_a_journal_with_a_text_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    first = Journal(path)
-    first.put(session("a")).result()
-    first.close()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE session SET owner = CAST(x'ff' AS TEXT)")
-    connection.commit()
-    connection.close()
-    assert "Could not decode to UTF-8" in str(opened(path))
-    assert "put back a copy" in str(opened(path))
+    told = str(opened(with_owner("CAST(x'ff' AS TEXT)", tmp_path)))
+    assert "Could not decode to UTF-8" in told
+    assert "put back a copy" in told
 
 
 def copied(path: Path, folder: Path) -> Path:
@@ -122,6 +115,19 @@ def opened(path: Path) -> list[SessionRow] | str:
     rows = journal.rows(SessionRow, order="id")
     journal.close()
     return rows
+
+
+def with_owner(owner: str, folder: Path) -> Path:
+    """A journal with a session whose owner was set to this, behind its back."""
+    path = folder / "journal.sqlite"
+    first = Journal(path)
+    first.put(session("a")).result()
+    first.close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE session SET owner = {owner}")
+    connection.commit()
+    connection.close()
+    return path
 
 
 @pytest.mark.parametrize("suffix", [".sqlite", ".sqlite-wal", ".mark"])
@@ -147,15 +153,7 @@ def test_a_flipped_bit_is_refused_by_name_or_does_no_harm(journal: Journal, tmp_
 
 
 def test_a_row_that_is_not_the_one_that_was_written_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    first = Journal(path)
-    first.put(session("a")).result()
-    first.close()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE session SET owner = 'ownes'")
-    connection.commit()
-    connection.close()
-    assert "a row of the table session is damaged" in str(opened(path))
+    assert "a row of the table session is damaged" in str(opened(with_owner("'ownes'", tmp_path)))
 
 
 def test_a_row_that_was_amended_has_another_checksum(journal: Journal) -> None:

@@ -197,11 +197,11 @@ class Requests:
     def sweep(self, now_s: float) -> list[Request]:
         """Forgets the requests whose results have been kept for long enough, and returns them."""
         with self._lock:
-            over = {id(request): request for request in self._by_id.values() if _is_over(request, now_s)}
-            over.update((id(request), request) for request in _beyond(self._by_id.values()))
-            for request in over.values():
+            beyond = {request.id for request in _beyond(self._by_id.values())}
+            over = [each for each in self._by_id.values() if each.id in beyond or _is_over(each, now_s)]
+            for request in over:
                 del self._by_id[request.id]
-        return list(over.values())
+        return over
 
     def drop(self, requests: Iterable[Request]) -> None:
         """Forgets these samples, whether or not they are done."""
